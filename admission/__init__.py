@@ -1,0 +1,1 @@
+"""What deserves to live where: policies shared by the live tiers and the trace replay."""

@@ -1,0 +1,1 @@
+"""Programs that measure and tune; nothing imports this package."""

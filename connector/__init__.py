@@ -1,0 +1,1 @@
+"""How an engine talks to the store."""

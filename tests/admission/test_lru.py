@@ -1,0 +1,20 @@
+from rootcellar.admission.base import EvictionOrder
+from rootcellar.admission.lru import LruOrder
+from rootcellar.admission.testing import EvictionOrderContract, chain_of
+
+
+class TestLruOrder(EvictionOrderContract):
+    def make_order(self) -> EvictionOrder:
+        return LruOrder()
+
+    def test_the_chain_unused_for_longest_goes_first(self) -> None:
+        order, old, new = LruOrder(), chain_of(1, 2), chain_of(1, 3)
+        for chain in (old, new):
+            for key, parent in zip(chain, [None, *chain], strict=False):
+                order.add(key, parent)
+        order.touch(old, 2)
+        assert order.victim(lambda key: False) == new[1]
+        order.touch(new, 1)  # only the shared head
+        assert order.victim(lambda key: False) == new[1]
+        order.touch(new, 2)
+        assert order.victim(lambda key: False) == old[1]

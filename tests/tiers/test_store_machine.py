@@ -1,0 +1,178 @@
+"""The store against a naive model: every byte served is checked, and so is every account."""
+
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rootcellar.tiers.base import Load, LoadState, StoreJob
+from rootcellar.tiers.config import CodecName, StoreConfig
+from rootcellar.tiers.store import TieredStore
+from rootcellar.tiers.toy import (
+    CHUNK_BYTES,
+    FILE_BYTES,
+    NAMESPACE,
+    bytes_of,
+    bytes_on_disk,
+    chunk_files,
+    chunks_of,
+    content_of,
+    keys_of,
+)
+
+chains = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
+seeds = st.integers(0, 1 << 16)
+
+DRAM_CHUNKS, NVME_CHUNKS = 5, 8
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """One store in this process; the disk is spoilt, filled and looked at behind its back."""
+
+    codec: CodecName = "raw"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.root = self.folder / "store"
+        self.offered: set[bytes] = set()  # since the last invalidation
+        self.loads: list[tuple[Load, tuple[int, ...]]] = []
+        self.jobs: list[tuple[StoreJob, tuple[int, ...]]] = []
+        self.store = self.open()
+
+    def open(self) -> TieredStore:
+        config = StoreConfig(
+            dram_bytes=DRAM_CHUNKS * CHUNK_BYTES,
+            nvme_path=self.root,
+            nvme_bytes=NVME_CHUNKS * FILE_BYTES,
+            io="threads",
+            io_lanes=2,
+            codec=self.codec,
+            load_timeout_s=0.2,
+        )
+        return TieredStore(config, NAMESPACE)
+
+    @rule(chain=chains)
+    def put(self, chain: tuple[int, ...]) -> None:
+        self.offered.update(keys_of(chain))
+        admitted = self.store.put(keys_of(chain), chunks_of(chain))
+        assert 0 <= admitted <= len(chain)
+        assert admitted == len(chain) or self.loads or self.jobs
+
+    @rule(chain=chains)
+    def get(self, chain: tuple[int, ...]) -> None:
+        self.check_served(chain, [bytes_of(tensor) for tensor in self.store.get(keys_of(chain))])
+
+    @rule(chain=chains)
+    def lookup(self, chain: tuple[int, ...]) -> None:
+        found = self.store.lookup(keys_of(chain))
+        assert set(keys_of(chain)[: found.num_chunks]) <= self.offered
+        assert (found.why_not == "") == (found.num_chunks == len(chain))
+
+    @rule(chain=chains, start=st.integers(0, 3))
+    def prepare_load(self, chain: tuple[int, ...], start: int) -> None:
+        load = self.store.prepare_load(keys_of(chain), min(start, len(chain)))
+        self.loads.append((load, chain))
+
+    @precondition(lambda self: self.loads)
+    @rule(seed=seeds)
+    def complete_load(self, seed: int) -> None:
+        load, chain = self.loads.pop(random.Random(seed).randrange(len(self.loads)))
+        if load.state is LoadState.READY:
+            views = self.store.load_views(load)
+            self.check_served(chain, [bytes_of(view) for view in views], load.start)
+        self.store.complete_load(load)
+
+    @rule(chain=chains)
+    def prepare_store(self, chain: tuple[int, ...]) -> None:
+        self.jobs.append((self.store.prepare_store(keys_of(chain)), chain))
+
+    @precondition(lambda self: self.jobs)
+    @rule(seed=seeds, success=st.booleans())
+    def complete_store(self, seed: int, success: bool) -> None:
+        job, chain = self.jobs.pop(random.Random(seed).randrange(len(self.jobs)))
+        for index, view in zip(job.wanted, self.store.store_views(job), strict=True):
+            view.copy_(chunks_of(chain)[index])
+            if success:
+                self.offered.add(keys_of(chain)[index])
+        self.store.complete_store(job, success)
+
+    @rule()
+    def poll(self) -> None:
+        self.store.poll()
+
+    @rule()
+    def flush(self) -> None:
+        assert self.store.flush()
+        self.check_account()
+
+    @rule()
+    def invalidate(self) -> None:
+        self.store.invalidate()
+        self.offered.clear()
+        self.jobs, jobs = [], self.jobs
+        for job, _ in jobs:  # what was under way is never served
+            self.store.complete_store(job)
+
+    @rule()
+    def restart(self) -> None:
+        for load, _ in self.loads:
+            self.store.complete_load(load)
+        for job, _ in self.jobs:
+            self.store.complete_store(job, success=False)
+        self.loads, self.jobs = [], []
+        self.store.close()
+        assert bytes_on_disk(self.root) <= NVME_CHUNKS * FILE_BYTES
+        self.store = self.open()
+        self.check_account()
+
+    @rule(seed=seeds)
+    def spoil_a_file(self, seed: int) -> None:
+        assert self.store.flush()  # no file is being written or removed
+        rng, files = random.Random(seed), chunk_files(self.root)
+        if files:
+            path = rng.choice(files)
+            content = bytearray(path.read_bytes())
+            if content:
+                content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+            path.write_bytes(content)
+
+    @invariant()
+    def accounts_hold(self) -> None:
+        self.store.check_integrity()
+        nvme = self.store.stats()["nvme"]
+        assert nvme["used_bytes"] <= NVME_CHUNKS * FILE_BYTES
+        if nvme["jobs_in_flight"] == 0:
+            assert nvme["used_bytes"] == bytes_on_disk(self.root)
+
+    def check_served(self, chain: tuple[int, ...], served: list[bytes], start: int = 0) -> None:
+        for index, content in enumerate(served, start):
+            assert content == content_of(chain[: index + 1], CHUNK_BYTES), "wrong bytes"
+            assert keys_of(chain)[index] in self.offered, "served what was never stored"
+
+    def check_account(self) -> None:
+        assert self.store.flush()
+        assert self.store.stats()["nvme"]["used_bytes"] == bytes_on_disk(self.root)
+
+    def teardown(self) -> None:
+        self.store.close()
+        shutil.rmtree(self.folder)
+
+
+class CompressedStoreMachine(StoreMachine):
+    codec = "zstd"
+
+
+TestStore = StoreMachine.TestCase
+TestStore.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestCompressedStore = CompressedStoreMachine.TestCase
+TestCompressedStore.settings = settings(TestStore.settings, max_examples=20)

@@ -1,0 +1,1 @@
+"""Where chunks live and how they move. Import from the modules here, or from `rootcellar`."""

@@ -1,0 +1,78 @@
+"""Vocabulary of the tiers: what a lookup, a load and a store job are.
+
+A chain is the keys of one request, head first; all ranges are half-open chunk indices into it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from ..admission.base import Key, Tier
+
+if TYPE_CHECKING:
+    from .dram import DramChunk
+
+__all__ = ["Key", "Load", "LoadState", "Lookup", "StoreJob", "Tier"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """The longest run of a chain, from its head, that the cold tiers hold now.
+
+    tiers has one entry per chunk of the run: the fastest tier that can serve it. why_not says why
+    the run ended where it did; it is empty when the whole chain is there.
+    """
+
+    num_chunks: int
+    num_tokens: int
+    tiers: tuple[Tier, ...]
+    why_not: str = ""
+
+
+class LoadState(Enum):
+    PENDING = "pending"
+    READY = "ready"
+    DONE = "done"
+    """complete_load was called: the views are no longer valid."""
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """Chunks keys[start:stop], pinned in DRAM until complete_load; owned by the caller.
+
+    stop only shrinks: a chunk that cannot be read, or is late, cuts the run there. Once READY,
+    every chunk of keys[start:stop] is in DRAM and verified.
+    """
+
+    keys: list[Key]
+    start: int
+    stop: int
+    tiers: tuple[Tier, ...]
+    """Where each chunk of the run was found when the load was prepared."""
+    deadline_s: float
+    state: LoadState = LoadState.PENDING
+    why_not: str = ""
+    chunks: list[DramChunk] = field(default_factory=list["DramChunk"])
+    """The pinned chunks, one per key from start on; longer than stop - start after a cut."""
+    missing: set[int] = field(default_factory=set[int])
+    """Indices below stop whose read is still under way."""
+
+
+@dataclass(slots=True, eq=False)
+class StoreJob:
+    """Slots reserved for the chunks a caller was asked to write; owned by the caller.
+
+    wanted: indices into keys that need bytes, ascending (chunks that are there already are not).
+    stop: keys[:stop] will be in the cold tiers once the job succeeds. why_not: why it stops short.
+    """
+
+    keys: list[Key]
+    start: int
+    stop: int
+    wanted: tuple[int, ...]
+    chunks: tuple[DramChunk, ...]
+    """The reserved chunks, one per index in wanted."""
+    why_not: str = ""
+    done: bool = False

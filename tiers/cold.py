@@ -1,0 +1,78 @@
+"""The cold tiers taken together: what a chain has in either, and who may cross into which."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from ..admission.base import AdmissionPolicy, Answer, Boundary, Key, Offer, Tier
+from .arena import SharedArena
+from .dram import DramTier
+from .flusher import Flusher
+from .history import WhyNot
+from .layout import KVLayout
+from .metrics import Metrics
+from .noop import NoNvme
+from .nvme import NvmeTier
+
+
+@dataclass(slots=True, eq=False)
+class ColdTiers:
+    """What an open store is made of; opening.py builds it."""
+
+    layout: KVLayout
+    policy: AdmissionPolicy
+    arena: SharedArena
+    dram: DramTier
+    nvme: NvmeTier | NoNvme
+    flusher: Flusher
+    why_not: WhyNot
+    metrics: Metrics
+    o_direct: bool
+    release: ExitStack
+
+    def run(self, chain: list[Key], start: int) -> list[Tier]:
+        """For each chunk of the readable run from `start` on, the fastest tier that can serve it.
+        A read under way counts as NVMe."""
+        tiers: list[Tier] = []
+        in_dram, on_nvme = self.dram.get, self.nvme.holds
+        for key in chain[start:]:
+            chunk = in_dram(key)
+            if chunk is not None and chunk.readable:
+                tiers.append(Tier.DRAM)
+            elif on_nvme(key):
+                tiers.append(Tier.NVME)
+            else:
+                break
+        return tiers
+
+    def expects(self, key: Key) -> bool:
+        """Whether the chunk is in a tier or being written into one."""
+        return self.dram.get(key) is not None or self.nvme.expects(key)
+
+    def num_tokens(self, key: Key) -> int:
+        """Tokens of a chunk that is here."""
+        chunk = self.dram.get(key)
+        return self.nvme.describe(key)[0] if chunk is None else chunk.num_tokens
+
+    def touch(self, chain: list[Key], stop: int, *, hits: int) -> None:
+        self.dram.touch(chain, stop)
+        self.nvme.touch(chain, stop, hits=hits)
+
+    def admitted(self, boundary: Boundary, chain: list[Key], start: int) -> int:
+        """How far the policy lets chain[start:] cross; what it refuses is counted."""
+        write_bytes = (len(chain) - start) * self.layout.chunk_bytes
+        offer = Offer(boundary, chain, start, write_bytes, self.dram.free_slots)
+        decision = self.policy.decide(offer)
+        stop = max(start, min(decision.stop, len(chain)))
+        if decision.answer is not Answer.ADMIT:
+            stop = start
+        if stop < len(chain):
+            self.metrics.refusals[f"{boundary}: {decision.reason}"] += len(chain) - stop
+        return stop
+
+    def why_ends(self, chain: list[Key], stop: int) -> str:
+        """Why chain[stop] cannot be read now; empty at the end of the chain."""
+        if stop == len(chain):
+            return ""
+        if self.expects(chain[stop]):
+            return "being written"
+        return self.why_not.reason(chain[stop])

@@ -1,0 +1,217 @@
+"""The DRAM tier: which chunk lives in which slot of the arena, and what may be done with it.
+
+A slot's life:
+
+    free -> WRITING (an engine fills it) ------> DIRTY -> FLUSHING -> CLEAN -> free
+         -> READING (the IO side fills it) -> CLEAN            \\-> UNBACKED -> free
+
+Readers pin a chunk; a pinned, unwritten or not yet flushed chunk is never evicted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ..admission.base import Chain, EvictionOrder, Key
+from .arena import SharedArena
+from .history import WhyNot
+
+
+class ChunkState(IntEnum):
+    WRITING = 0
+    READING = 1
+    DIRTY = 2
+    """Readable; waits for its write to NVMe."""
+    FLUSHING = 3
+    """Readable; the IO side reads its slot."""
+    CLEAN = 4
+    """Readable; NVMe has it too, so evicting it costs nothing."""
+    UNBACKED = 5
+    """Readable; NVMe does not have it, so evicting it forgets it."""
+
+
+@dataclass(slots=True, eq=False)
+class DramChunk:
+    """One occupied slot. The tier owns every field; others read them."""
+
+    key: Key
+    parent: Key | None
+    slot: int
+    num_tokens: int
+    state: ChunkState
+    pins: int = 0
+    staged: bool = False
+    """Here only for the loads that pin it: not admitted, in no eviction order."""
+    detached: bool = False
+    """No longer to be found by its key; the slot is free once nobody uses it."""
+
+    @property
+    def readable(self) -> bool:
+        return self.state >= ChunkState.DIRTY
+
+    @property
+    def in_use(self) -> bool:
+        """Whether an engine, a reader or the IO side touches the slot's bytes."""
+        return self.pins > 0 or self.state in (
+            ChunkState.WRITING,
+            ChunkState.READING,
+            ChunkState.FLUSHING,
+        )
+
+
+class DramTier:
+    """Keys to slots. Every method is for the engine's thread and does no IO."""
+
+    def __init__(self, arena: SharedArena, order: EvictionOrder, why_not: WhyNot) -> None:
+        self._arena = arena
+        self._order = order
+        self._why_not = why_not
+        self._chunks: dict[Key, DramChunk] = {}
+        self._by_slot: list[DramChunk | None] = [None] * arena.num_slots
+        self._freed: list[int] = []
+        self._next_fresh = 0  # slots from here on were never used
+
+    # What is here ----------------------------------------------------------------------------
+
+    def get(self, key: Key) -> DramChunk | None:
+        return self._chunks.get(key)
+
+    def at(self, slot: int) -> DramChunk:
+        chunk = self._by_slot[slot]
+        assert chunk is not None, f"slot {slot} is free"
+        return chunk
+
+    def anchors(self, key: Key) -> bool:
+        """Whether chunks here hang from `key` while it is not here itself: NVMe must keep it."""
+        return self._order.has_child(key) and key not in self._chunks
+
+    def __len__(self) -> int:
+        """Slots in use, detached and staged ones too."""
+        return self._next_fresh - len(self._freed)
+
+    def __iter__(self) -> Iterator[DramChunk]:
+        """Chunks that can be found by their key."""
+        return iter(self._chunks.values())
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that can be had without evicting; only memory that was touched already counts."""
+        return len(self._freed) + max(0, self._arena.touched_slots - self._next_fresh)
+
+    def touch(self, chain: Chain, stop: int) -> None:
+        self._order.touch(chain, stop)
+
+    # Coming ----------------------------------------------------------------------------------
+
+    def reserve(
+        self, key: Key, parent: Key | None, num_tokens: int, state: ChunkState
+    ) -> DramChunk | None:
+        """A slot for `key`, evicting if need be; None when everything is in use.
+
+        A READING chunk is staged: it joins the eviction order when it is admitted.
+        """
+        assert key not in self._chunks
+        slot = self._take_slot()
+        if slot is None:
+            return None
+        chunk = DramChunk(key, parent, slot, num_tokens, state)
+        self._chunks[key] = chunk
+        self._by_slot[slot] = chunk
+        if state is ChunkState.READING:
+            chunk.staged = True
+        else:
+            self._order.add(key, parent)
+        return chunk
+
+    def admit(self, chunk: DramChunk) -> None:
+        """A staged chunk stays after its loads are done."""
+        if chunk.staged and not chunk.detached:
+            chunk.staged = False
+            self._order.add(chunk.key, chunk.parent)
+
+    def settle(self, chunk: DramChunk, state: ChunkState) -> None:
+        """An engine or the IO side is done with the slot's bytes."""
+        chunk.state = state
+        self._free_if_done(chunk)
+
+    def unback(self, key: Key) -> bool:
+        """NVMe no longer has `key`; whether it is here."""
+        chunk = self._chunks.get(key)
+        if chunk is not None and chunk.state is ChunkState.CLEAN:
+            chunk.state = ChunkState.UNBACKED
+        return chunk is not None
+
+    # Readers ---------------------------------------------------------------------------------
+
+    def pin(self, chunk: DramChunk) -> None:
+        chunk.pins += 1
+
+    def unpin(self, chunk: DramChunk) -> None:
+        assert chunk.pins > 0, "unpinned more often than pinned"
+        chunk.pins -= 1
+        self._free_if_done(chunk)
+
+    # Going -----------------------------------------------------------------------------------
+
+    def detach(self, chunk: DramChunk) -> None:
+        """Make a chunk unreachable now; its slot comes free when nobody uses it any more."""
+        if chunk.detached:
+            return
+        chunk.detached = True
+        del self._chunks[chunk.key]
+        self._order.discard(chunk.key)
+        self._free_if_done(chunk)
+
+    def detach_below(self, key: Key) -> None:
+        """Detach every chunk here whose chain runs through `key`."""
+        for below in self._order.descendants(key):
+            self.detach(self._chunks[below])
+
+    def clear(self, order: EvictionOrder) -> None:
+        """Make everything unreachable; `order` starts empty in place of the old one."""
+        for chunk in list(self._chunks.values()):
+            self.detach(chunk)
+        self._order = order
+
+    def check_integrity(self) -> None:
+        self._order.check_integrity()
+        used = [chunk for chunk in self._by_slot if chunk is not None]
+        assert len(used) == len(self)
+        assert sorted(self._freed + [c.slot for c in used]) == list(range(self._next_fresh))
+        for chunk in used:
+            assert self._by_slot[chunk.slot] is chunk
+            assert chunk.detached or self._chunks[chunk.key] is chunk
+            assert not chunk.detached or chunk.in_use, "a detached chunk nobody uses holds a slot"
+            assert not chunk.staged or chunk.in_use, "a staged chunk nobody uses holds a slot"
+            listed = chunk.key in self._order and self._chunks.get(chunk.key) is chunk
+            assert listed == (not chunk.staged and not chunk.detached)
+        assert len(self._chunks) == sum(not chunk.detached for chunk in used)
+
+    def _take_slot(self) -> int | None:
+        if not self._freed and self._next_fresh < self._arena.touched_slots:
+            self._next_fresh += 1
+            return self._next_fresh - 1
+        if not self._freed:
+            self._evict()
+        return self._freed.pop() if self._freed else None
+
+    def _evict(self) -> None:
+        key = self._order.victim(self._busy)
+        if key is not None:
+            chunk = self._chunks[key]
+            self.detach(chunk)
+            if chunk.state is ChunkState.UNBACKED:
+                self._why_not.record(key, "evicted from dram")
+
+    def _busy(self, key: Key) -> bool:
+        chunk = self._chunks[key]
+        return chunk.in_use or chunk.state is ChunkState.DIRTY
+
+    def _free_if_done(self, chunk: DramChunk) -> None:
+        if chunk.in_use or not (chunk.detached or chunk.staged):
+            return
+        if not chunk.detached:
+            chunk.detached = True
+            del self._chunks[chunk.key]
+        self._by_slot[chunk.slot] = None
+        self._freed.append(chunk.slot)

@@ -1,0 +1,1 @@
+"""The IO side: moves bytes between the arena and chunk files, verifies, and reports."""

@@ -1,0 +1,350 @@
+"""The NVMe tier: which chunk files there are, which of them go when room is needed, and the one
+account of every byte on disk.
+
+All of it is on the engine's thread and in memory. The IO side does the work and reports through
+poll(). Bytes are counted from the moment a job may use them until the job is known to be done:
+
+    used = resident files + what jobs under way may hold + dropped folders + what could not go
+"""
+
+import time
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ..admission.base import Chain, EvictionOrder, Key
+from ..admission.lru import LruOrder
+from .chunk_file import CHUNKS, file_bytes, folder_name
+from .dram import DramChunk, DramTier
+from .dropped import DroppedFolders
+from .history import WhyNot
+from .io.base import (
+    NO_PARENT,
+    ChunkMeta,
+    Codec,
+    Completion,
+    FileRef,
+    IoBackend,
+    ReadJob,
+    ReclaimJob,
+    Status,
+    TouchJob,
+    WriteJob,
+)
+from .ledger import Ledger
+from .recover import Recovered
+from .shelf import Shelf
+
+TOUCHES_PER_JOB = 4096
+
+
+class Planned(Enum):
+    YES = "yes"
+    LATER = "later"
+    """Room, or the file's name, comes free when jobs under way are done."""
+    NO = "no"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDone:
+    """The read into `slot` ended; with OK the chunk there is verified."""
+
+    slot: int
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class WriteDone:
+    """The write from `slot` ended; the slot's bytes are no longer needed for it."""
+
+    slot: int
+    ok: bool
+
+
+class NvmeTier:
+    """Plans jobs for the IO side and applies what it reports. Tells DRAM what is no longer backed,
+    and never evicts a chunk from which chunks in DRAM hang."""
+
+    present = True
+
+    def __init__(
+        self,
+        root: Path,
+        recovered: Recovered,
+        io: IoBackend,
+        dram: DramTier,
+        why_not: WhyNot,
+        *,
+        budget_bytes: int,
+        namespace: bytes,
+        codec: Codec,
+        order: EvictionOrder,
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.bytes_written = 0
+        self.corrupt_chunks = 0
+        self._io = io
+        self._namespace = namespace
+        self._codec = codec
+        self._dram = dram
+        self._why_not = why_not
+        self._own = Shelf(order)
+        self._foreign = Shelf(LruOrder())
+        self._ledger = Ledger(io)
+        self._dropped = DroppedFolders(root, dict(recovered.dropped), self._ledger)
+        self._reading: dict[Key, int] = {}
+        self._generation = recovered.generations.get(namespace) or time.time_ns()
+        for entry in recovered.entries:
+            shelf = self._own if entry.meta.namespace == namespace else self._foreign
+            shelf.put(entry.meta, entry.file_bytes, entry.last_use_s, entry.hits)
+        (root / CHUNKS / self._folder).mkdir(mode=0o700, exist_ok=True)
+        self._trim()
+
+    # What is here ----------------------------------------------------------------------------
+
+    def holds(self, key: Key) -> bool:
+        """Whether the chunk can be read from disk."""
+        row = self._own.table.row(key)
+        return row is not None and not self._own.table.writing[row]
+
+    def expects(self, key: Key) -> bool:
+        """Whether the chunk is on disk or being written."""
+        return key in self._own.table
+
+    def describe(self, key: Key) -> tuple[int, Key | None]:
+        """(number of tokens, parent) of a chunk that is here."""
+        row = self._own.table.row(key)
+        assert row is not None
+        return self._own.table.num_tokens(row), self._own.table.parent(row)
+
+    def touch(self, chain: Chain, stop: int, *, hits: int) -> None:
+        """A request used chain[:stop]; `hits` of 1 counts as a hit on each."""
+        self._own.touch(chain, stop, hits)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes on disk, counting what jobs under way may still hold."""
+        under_way = self._ledger.charged_bytes + self._ledger.leaked_bytes
+        return self.resident_bytes + under_way + self._dropped.used_bytes
+
+    @property
+    def resident_bytes(self) -> int:
+        return self._own.resident_bytes + self._foreign.resident_bytes
+
+    def __len__(self) -> int:
+        """Chunks of this namespace, on disk or being written."""
+        return len(self._own.table)
+
+    @property
+    def jobs_in_flight(self) -> int:
+        return self._ledger.in_flight
+
+    @property
+    def io_alive(self) -> bool:
+        return self._io.alive
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "chunks": len(self),
+            "resident_bytes": self.resident_bytes,
+            "used_bytes": self.used_bytes,
+            "budget_bytes": self.budget_bytes,
+            "bytes_written": self.bytes_written,
+            "corrupt_chunks": self.corrupt_chunks,
+            "jobs_in_flight": self.jobs_in_flight,
+            "io_alive": self._io.alive,
+            "io_restarts": self._io.restarts,
+        }
+
+    # Jobs ------------------------------------------------------------------------------------
+
+    def plan_read(self, key: Key, slot: int) -> bool:
+        """Read a chunk that is here into `slot`; False when too much is under way already."""
+        if not self.holds(key) or not self._ledger.has_room:
+            return False
+        self._reading[key] = self._reading.get(key, 0) + 1
+        self._ledger.queue(lambda job_id: ReadJob(job_id, self._own.table.meta(key), slot))
+        return True
+
+    def plan_write(self, chunk: DramChunk, payload_bytes: int) -> Planned:
+        """Write a chunk from its slot, evicting to make room. Its parent must be expected here."""
+        changing = self._ledger.is_changing(self._generation, chunk.key)
+        if changing or not self._ledger.has_room:
+            return Planned.LATER
+        meta = ChunkMeta(
+            namespace=self._namespace,
+            generation=self._generation,
+            key=chunk.key,
+            parent=chunk.parent or NO_PARENT,
+            num_tokens=chunk.num_tokens,
+            payload_bytes=payload_bytes,
+            stored_bytes=payload_bytes,
+            codec=self._codec,
+        )
+        need_bytes = file_bytes(payload_bytes, Codec.RAW)
+        self._own.expect(meta, need_bytes)
+        victims = self._make_room(need_bytes)
+        if victims is None:
+            self._own.discard(chunk.key)
+            return Planned.NO if self._ledger.idle and not self._dropped else Planned.LATER
+        charge = max(need_bytes, sum(victim.file_bytes for victim in victims))
+        self._ledger.queue(
+            lambda job_id: WriteJob(job_id, meta, chunk.slot, tuple(victims)), charge
+        )
+        return Planned.YES
+
+    def submit(self) -> None:
+        """Hand everything planned to the IO side, in one call."""
+        self._ledger.submit()
+
+    def poll(self) -> list[ReadDone | WriteDone]:
+        """Apply what the IO side reported, and say what it means for the slots."""
+        events: list[ReadDone | WriteDone] = []
+        for job, done in self._ledger.poll():
+            match job:
+                case ReadJob():
+                    events.append(self._read_done(job, done))
+                case WriteJob():
+                    events.append(self._write_done(job, done))
+                case ReclaimJob():
+                    self._dropped.apply(job, done)
+                case _:
+                    pass
+        if self._own.num_touched >= TOUCHES_PER_JOB:
+            self._record_touches()
+        self._ledger.submit()
+        return events
+
+    def wait(self, timeout_s: float) -> None:
+        self._io.wait(timeout_s)
+
+    # Going -----------------------------------------------------------------------------------
+
+    def drop(self, key: Key, why: str) -> None:
+        """Forget a chunk and all below it, now; their files follow."""
+        for gone in [key, *self._own.order.descendants(key)]:
+            if gone in self._own.table:
+                file = self._own.table.file(gone)
+                if not self._own.discard(gone):
+                    self._ledger.delete([file])  # one being written is deleted when that is done
+                self._lost(gone, why)
+
+    def invalidate(self, order: EvictionOrder) -> None:
+        """Make every chunk of this namespace unreachable, for good: also after a crash.
+
+        Raises TierError when the disk refuses to remember it; nothing is served all the same.
+        """
+        name, size_bytes = self._folder, self._own.resident_bytes
+        self._own = Shelf(order)
+        self._generation = max(time.time_ns(), self._generation + 1)
+        # Files that jobs under way hold may lie in the old folder too.
+        self._dropped.drop(name, size_bytes + self._ledger.charged_bytes, self._folder)
+        self._ledger.submit()
+
+    def close(self) -> None:
+        self._record_touches()
+        self._ledger.submit()
+        self._io.close()
+
+    def check_integrity(self) -> None:
+        self._own.check_integrity()
+        self._foreign.check_integrity()
+        self._ledger.check_integrity()
+        in_excess = self._ledger.leaked_bytes + self._ledger.charged_bytes
+        in_excess += self._dropped.used_bytes
+        assert self.used_bytes <= max(self.budget_bytes, in_excess)
+
+    # Room ------------------------------------------------------------------------------------
+
+    def _make_room(self, need_bytes: int) -> list[FileRef] | None:
+        """Victims whose bytes, with what is free, hold need_bytes; already unreachable.
+
+        None when that cannot be had; victims found by then are deleted all the same.
+        """
+        victims: list[FileRef] = []
+        freed_bytes = 0
+        while self.used_bytes + max(need_bytes, freed_bytes) > self.budget_bytes:
+            victim = self._evict()
+            if victim is None:
+                self._ledger.delete(victims)
+                return None
+            victims.append(victim)
+            freed_bytes += victim.file_bytes
+        return victims
+
+    def _evict(self) -> FileRef | None:
+        """Take the victim that was unused for longest out of memory; its file is the caller's."""
+        candidates: list[tuple[float, Key, Shelf]] = []
+        for shelf in (self._foreign, self._own):
+            key = shelf.order.victim(self._busy)
+            row = None if key is None else shelf.table.row(key)
+            if key is not None and row is not None:
+                candidates.append((shelf.table.last_use_s[row], key, shelf))
+        if not candidates:
+            return None
+        _, key, shelf = min(candidates, key=lambda candidate: candidate[0])
+        file = shelf.take(key)
+        if shelf is self._own:
+            self._lost(key, "evicted from nvme")
+        return file
+
+    def _busy(self, key: Key) -> bool:
+        row = self._own.table.row(key)
+        if row is None:
+            return False  # of another namespace: nobody here uses it
+        return bool(self._own.table.writing[row]) or key in self._reading or self._dram.anchors(key)
+
+    def _lost(self, key: Key, why: str) -> None:
+        if not self._dram.unback(key):
+            self._why_not.record(key, why)
+
+    def _trim(self) -> None:
+        """Evict what a smaller budget than last time no longer holds."""
+        victims: list[FileRef] = []
+        excess_bytes = self.used_bytes - self.budget_bytes
+        while excess_bytes > 0 and (victim := self._evict()) is not None:
+            victims.append(victim)
+            excess_bytes -= victim.file_bytes
+        self._ledger.delete(victims)
+        self._ledger.submit()
+
+    # Applying --------------------------------------------------------------------------------
+
+    def _read_done(self, job: ReadJob, done: Completion) -> ReadDone:
+        key = job.meta.key
+        self._reading[key] -= 1
+        if not self._reading[key]:
+            del self._reading[key]
+        if done.status not in (Status.OK, Status.UNAVAILABLE):
+            self.corrupt_chunks += 1
+            if job.meta.generation == self._generation:
+                self.drop(key, f"{done.status.name.lower()} on disk")
+        return ReadDone(job.slot, done.status)
+
+    def _write_done(self, job: WriteJob, done: Completion) -> WriteDone:
+        key = job.meta.key
+        current = job.meta.generation == self._generation
+        row = self._own.table.row(key) if current else None
+        if done.status is Status.OK:
+            self.bytes_written += done.file_bytes
+            if row is not None:
+                self._own.table.written(row, done.codec, done.stored_bytes, done.file_bytes)
+                self._own.resident_bytes += done.file_bytes
+            elif current:  # dropped while it was written
+                meta = job.meta
+                file = FileRef(meta.namespace, meta.generation, key, done.file_bytes)
+                self._ledger.delete([file])
+        elif row is not None:
+            self.drop(key, "could not be written")
+        return WriteDone(job.slot, done.status is Status.OK and row is not None)
+
+    def _record_touches(self) -> None:
+        touched = self._own.take_touched()
+        for start in range(0, len(touched), TOUCHES_PER_JOB):
+            batch = tuple(touched[start : start + TOUCHES_PER_JOB])
+            self._ledger.queue(lambda job_id, batch=batch: TouchJob(job_id, batch))
+
+    @property
+    def _folder(self) -> str:
+        return folder_name(self._namespace, self._generation)

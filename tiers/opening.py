@@ -1,0 +1,96 @@
+"""Opening a store: everything is checked first, then built from the disk up; undone on failure."""
+
+import logging
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+from ..admission.base import Tier
+from .arena import SharedArena
+from .chunk_file import file_bytes, supports_o_direct
+from .cold import ColdTiers
+from .config import CODECS, StoreConfig
+from .dram import DramTier
+from .flusher import Flusher
+from .history import WhyNot
+from .io.base import Codec
+from .io.open import open_backend
+from .layout import Namespace
+from .metrics import Metrics
+from .noop import NoNvme
+from .nvme import NvmeTier
+from .recover import open_directory
+
+log = logging.getLogger(__name__)
+PAGE_BYTES = 4096
+
+
+def open_tiers(config: StoreConfig, namespace: Namespace) -> ColdTiers:
+    """ValueError for budgets that hold not one chunk or that the machine cannot have; TierError
+    or ValueError for a directory that cannot be opened. Nothing is left behind on failure."""
+    layout = namespace.layout
+    slot_bytes = -(-layout.chunk_bytes // PAGE_BYTES) * PAGE_BYTES
+    _check_budgets(config, slot_bytes, file_bytes(layout.chunk_bytes, Codec.RAW))
+    policy, why_not, o_direct = config.admission(), WhyNot(), False
+    with ExitStack() as undo:  # undone in reverse: first the IO side, last the lock
+        recovered = None
+        if config.nvme_path is not None:
+            recovered = open_directory(Path(config.nvme_path))
+            undo.callback(recovered.lock.close)
+        arena = SharedArena(slot_bytes, config.dram_size // slot_bytes)
+        undo.callback(arena.close)
+        dram = DramTier(arena, policy.order(Tier.DRAM), why_not)
+        nvme: NvmeTier | NoNvme = NoNvme()
+        if config.nvme_path is not None and recovered is not None:
+            root = Path(config.nvme_path)
+            o_direct = _says_o_direct(root)
+            io = open_backend(
+                config.io,
+                root,
+                arena,
+                lanes=config.io_lanes,
+                itemsize=layout.itemsize,
+                lock_fd=recovered.lock.fd,
+            )
+            undo.callback(io.close)
+            nvme = NvmeTier(
+                root,
+                recovered,
+                io,
+                dram,
+                why_not,
+                budget_bytes=config.nvme_size,
+                namespace=namespace.digest,
+                codec=CODECS[config.codec],
+                order=policy.order(Tier.NVME),
+            )
+            undo.callback(nvme.close)
+        flusher = Flusher(dram, nvme, layout, why_not, depth=2 * config.io_lanes)
+        metrics = Metrics()
+        return ColdTiers(
+            layout, policy, arena, dram, nvme, flusher, why_not, metrics, o_direct, undo.pop_all()
+        )
+
+
+def _says_o_direct(root: Path) -> bool:
+    o_direct = supports_o_direct(root)
+    if not o_direct:
+        log.warning("%s has no O_DIRECT: reads go through the page cache", root)
+    return o_direct
+
+
+def _check_budgets(config: StoreConfig, slot_bytes: int, chunk_file_bytes: int) -> None:
+    if config.dram_size < slot_bytes:
+        raise ValueError(
+            f"dram_bytes is {config.dram_bytes}, must be at least one chunk of {slot_bytes} bytes"
+        )
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if config.dram_size > memory_bytes:
+        raise ValueError(
+            f"dram_bytes is {config.dram_bytes}, more than this machine's {memory_bytes} bytes"
+        )
+    if config.nvme_path is not None and config.nvme_size < chunk_file_bytes:
+        raise ValueError(
+            f"nvme_bytes is {config.nvme_bytes}, must be at least one chunk file of"
+            f" {chunk_file_bytes} bytes"
+        )

@@ -1,0 +1,277 @@
+"""The store: the DRAM and NVMe tiers under one admission policy, for one namespace.
+
+All of it runs on the caller's thread; nothing but the helpers under "Blocking" waits. A miss, a
+refusal, a full tier, a dead disk and a corrupt chunk are results; only wrong arguments raise.
+"""
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from ..admission.base import Key, Tier
+from .base import Load, LoadState, Lookup, StoreJob
+from .config import StoreConfig
+from .dram import ChunkState
+from .errors import StoreClosedError
+from .layout import Namespace
+from .loading import Loading
+from .nvme import ReadDone
+from .opening import open_tiers
+from .storing import DRAM_IS_FULL, Storing
+from .tensors import SlotTensors
+
+KEY_BYTES = 32
+
+
+class TieredStore:
+    """Keeps chunks of KV by key in DRAM and on NVMe. Use it from one thread, or under a lock.
+
+    `keys` is always a chain, head first, as chunk_keys() makes it; start is the index of the first
+    chunk offered or wanted. Raises StoreClosedError after close().
+    """
+
+    def __init__(self, config: StoreConfig, namespace: Namespace) -> None:
+        self.namespace = namespace
+        self.layout = namespace.layout
+        self._timeout_s = config.load_timeout_s
+        self._cold = open_tiers(config, namespace)
+        self._loading = Loading(self._cold, config.load_timeout_s)
+        self._storing = Storing(self._cold)
+        self._tensors = SlotTensors(self._cold.arena, self.layout)
+        self._closed = False
+
+    # What is here ----------------------------------------------------------------------------
+
+    def observe(self, keys: Sequence[Key]) -> None:
+        """A request with this chain arrived: admission learns from it. Once per request; put()
+        does it by itself."""
+        self._cold.policy.observe(self._chain(keys), time.monotonic())
+
+    def lookup(self, keys: Sequence[Key]) -> Lookup:
+        """The longest leading run that can be loaded now. Changes nothing; no system call."""
+        chain = self._chain(keys)
+        tiers = self._cold.run(chain, 0)
+        num_tokens = len(tiers) * self.layout.chunk_tokens
+        if tiers:  # only the last chunk of a chain may be partial
+            num_tokens += self._cold.num_tokens(chain[len(tiers) - 1]) - self.layout.chunk_tokens
+        why_not = self._cold.why_ends(chain, len(tiers))
+        return Lookup(len(tiers), num_tokens, tuple(tiers), why_not)
+
+    # Loading ---------------------------------------------------------------------------------
+
+    def prepare_load(self, keys: Sequence[Key], start: int = 0) -> Load:
+        """Pin the run that begins at `start` and begin to read what of it is on NVMe.
+
+        Call poll() until the load is READY, read its views, then complete_load(), always.
+        """
+        chain = self._chain(keys)
+        return self._loading.prepare(chain, _checked_start(start, chain))
+
+    def load_views(self, load: Load) -> list[torch.Tensor]:
+        """One tensor per chunk of keys[load.start:load.stop], each a view of its DRAM slot, to be
+        read only; valid until complete_load. The load must be READY."""
+        if load.state is not LoadState.READY:
+            raise ValueError(f"the load is {load.state.name}, must be READY: poll() until it is")
+        chunks = load.chunks[: load.stop - load.start]
+        return [self._tensors.view(chunk.slot, chunk.num_tokens) for chunk in chunks]
+
+    def complete_load(self, load: Load) -> None:
+        """Unpin. Admission decides which chunks that came from NVMe stay in DRAM."""
+        self._open_or_raise()
+        if load.state is LoadState.DONE:
+            raise ValueError("complete_load was called twice for one load")
+        self._loading.complete(load)
+
+    # Storing ---------------------------------------------------------------------------------
+
+    def prepare_store(
+        self, keys: Sequence[Key], start: int = 0, tail_tokens: int | None = None
+    ) -> StoreJob:
+        """Ask for slots for what of keys[start:] is not here yet. keys[:start] must be here.
+
+        tail_tokens: tokens of the last chunk when it is a partial one. Fill the store_views(),
+        then complete_store(), always.
+        """
+        chain = self._chain(keys)
+        tail = self.layout.chunk_tokens if tail_tokens is None else tail_tokens
+        if not 1 <= tail <= self.layout.chunk_tokens:
+            allowed = f"1 to {self.layout.chunk_tokens}"
+            raise ValueError(f"tail_tokens is {tail_tokens}, must be from {allowed}")
+        return self._storing.prepare(chain, _checked_start(start, chain), tail)
+
+    def store_views(self, job: StoreJob) -> list[torch.Tensor]:
+        """One writable tensor per index in job.wanted, a view of the reserved slot; valid until
+        complete_store."""
+        if job.done:
+            raise ValueError("the job is done; its views are no longer valid")
+        return [self._tensors.view(chunk.slot, chunk.num_tokens) for chunk in job.chunks]
+
+    def complete_store(self, job: StoreJob, success: bool = True) -> None:
+        """The slots hold the KV (or, without success, never will): readable now, or forgotten."""
+        self._open_or_raise()
+        if job.done:
+            raise ValueError("complete_store was called twice for one job")
+        self._storing.complete(job, success)
+
+    def invalidate(self) -> None:
+        """Everything stored so far becomes unreachable, in this process and after a restart.
+
+        Loads in progress end empty; stores in progress are forgotten when they complete. Waits for
+        the disk to remember it; raises TierError when that fails.
+        """
+        self._open_or_raise()
+        cold = self._cold
+        self._loading.cut_all("the namespace was invalidated")
+        cold.dram.clear(cold.policy.order(Tier.DRAM))
+        cold.why_not.forget_all()
+        cold.nvme.invalidate(cold.policy.order(Tier.NVME))
+
+    def poll(self) -> None:
+        """Apply what the IO side reported, cut late loads, send the next writes down."""
+        self._open_or_raise()
+        for event in self._cold.nvme.poll():
+            if isinstance(event, ReadDone):
+                self._loading.apply(event)
+            else:
+                self._cold.flusher.apply(event)
+        self._loading.expire()
+        self._cold.flusher.run()
+        self._cold.nvme.submit()
+
+    # Blocking --------------------------------------------------------------------------------
+
+    def put(self, keys: Sequence[Key], tensors: Sequence[torch.Tensor], start: int = 0) -> int:
+        """Offer tensors as the chunks keys[start:]; returns how many of them the store now holds.
+
+        A tensor is (num_layers, kv_factor, tokens, num_kv_heads, head_dim) of the layout's dtype;
+        only the last may have fewer tokens than a chunk. Waits for room when DRAM is full of
+        chunks on their way to NVMe, up to the load timeout.
+        """
+        chain, offered = self._chain(keys), list(tensors)
+        self._tensors.check(offered)
+        if _checked_start(start, chain) + len(offered) > len(chain):
+            raise ValueError(f"{len(offered)} tensors from chunk {start} on, but {len(chain)} keys")
+        chain = chain[: start + len(offered)]
+        tail_tokens = offered[-1].shape[2] if offered else None
+        self.observe(chain)
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            job = self.prepare_store(chain, start, tail_tokens)
+            for index, view in zip(job.wanted, self.store_views(job), strict=True):
+                view.copy_(offered[index - start])
+            self.complete_store(job)
+            self.poll()
+            if job.why_not != DRAM_IS_FULL or not self._wait_for_room(deadline_s):
+                return max(0, job.stop - start)
+
+    def get(self, keys: Sequence[Key], start: int = 0) -> list[torch.Tensor]:
+        """Copies of the leading chunks of keys[start:] that are here and verified, maybe none."""
+        chain = self._chain(keys)
+        found: list[torch.Tensor] = []
+        while True:  # DRAM may be too small to hold the whole run at once
+            load = self.prepare_load(chain, start + len(found))
+            self.wait_load(load)
+            views = self.load_views(load)
+            found += [view.clone() for view in views]
+            self.complete_load(load)
+            if not views or start + len(found) == len(chain):
+                return found
+
+    def wait_load(self, load: Load) -> None:
+        """Poll until the load is READY; its deadline bounds the wait."""
+        self.poll()
+        while load.state is LoadState.PENDING:
+            self._cold.nvme.wait(0.01)
+            self.poll()
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until every admitted chunk is on NVMe; False when that took too long."""
+        deadline_s = time.monotonic() + timeout_s
+        self.poll()
+        while self._cold.flusher.pending or self._cold.nvme.jobs_in_flight:
+            if time.monotonic() > deadline_s:
+                return False
+            self._cold.nvme.wait(0.01)
+            self.poll()
+        return True
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Write down what is admitted, commit the index, release everything. Idempotent."""
+        if self._closed:
+            return
+        try:
+            self.flush(timeout_s)
+        finally:
+            self._closed = True
+            self._cold.release.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # For people and tests --------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since opening and gauges of now, as plain numbers and dicts."""
+        cold = self._cold
+        return cold.metrics.snapshot() | {
+            "why_not": dict(cold.why_not.counts),
+            "open_loads": len(self._loading),
+            "writes_pending": cold.flusher.pending,
+            "o_direct": cold.o_direct,
+            "dram": {
+                "slots": cold.arena.num_slots,
+                "slots_used": len(cold.dram),
+                "slots_touched": cold.arena.touched_slots,
+                "slot_bytes": cold.arena.slot_bytes,
+            },
+            "nvme": cold.nvme.stats(),
+        }
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if any invariant is broken."""
+        cold = self._cold
+        cold.dram.check_integrity()
+        cold.nvme.check_integrity()
+        for chunk in cold.dram:
+            assert chunk.parent is None or cold.expects(chunk.parent), "a chunk hangs from nothing"
+            on_nvme = cold.nvme.holds(chunk.key)
+            assert on_nvme or chunk.state is not ChunkState.CLEAN, "a clean chunk is not on nvme"
+
+    def _wait_for_room(self, deadline_s: float) -> bool:
+        """Whether a write that holds a slot ended before the deadline."""
+        flusher = self._cold.flusher
+        pending = flusher.pending
+        while flusher.pending >= pending > 0 and time.monotonic() < deadline_s:
+            self._cold.nvme.wait(0.01)
+            self.poll()
+        return flusher.pending < pending
+
+    def _chain(self, keys: Sequence[Key]) -> list[Key]:
+        self._open_or_raise()
+        chain = list(keys)
+        for index, key in enumerate(chain):
+            if type(key) is not bytes or len(key) != KEY_BYTES:
+                made = f"must be {KEY_BYTES} bytes as chunk_keys() makes them"
+                raise TypeError(f"keys[{index}] is {key!r}, {made}")
+        return chain
+
+    def _open_or_raise(self) -> None:
+        if self._closed:
+            raise StoreClosedError("the store is closed")
+
+
+def _checked_start(start: int, chain: list[Key]) -> int:
+    if type(start) is not int or not 0 <= start <= len(chain):
+        raise ValueError(f"start is {start!r}, must be a chunk index from 0 to {len(chain)}")
+    return start

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from ..admission.base import AdmissionPolicy, Answer, Boundary, Key, Offer, Tier
 from .arena import SharedArena
+from .chunk_file import file_bytes
 from .dram import DramTier
 from .flusher import Flusher
 from .history import WhyNot
+from .io.base import Codec
 from .layout import KVLayout
 from .metrics import Metrics
 from .noop import NoNvme
@@ -59,9 +61,12 @@ class ColdTiers:
 
     def admitted(self, boundary: Boundary, chain: list[Key], start: int) -> int:
         """How far the policy lets chain[start:] cross; what it refuses is counted."""
-        write_bytes = (len(chain) - start) * self.layout.chunk_bytes
-        offer = Offer(boundary, chain, start, write_bytes, self.dram.free_slots)
-        decision = self.policy.decide(offer)
+        chunk_bytes, free_chunks = self.layout.chunk_bytes, self.dram.free_slots
+        if boundary is Boundary.ONTO_NVME:
+            chunk_bytes = file_bytes(chunk_bytes, Codec.RAW)
+            free_chunks = self.nvme.free_bytes // chunk_bytes
+        write_bytes = (len(chain) - start) * chunk_bytes
+        decision = self.policy.decide(Offer(boundary, chain, start, write_bytes, free_chunks))
         stop = max(start, min(decision.stop, len(chain)))
         if decision.answer is not Answer.ADMIT:
             stop = start

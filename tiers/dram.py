@@ -135,11 +135,18 @@ class DramTier:
         self._free_if_done(chunk)
 
     def unback(self, key: Key) -> bool:
-        """NVMe no longer has `key`; whether it is here."""
+        """NVMe no longer has `key`; whether it is here all the same.
+
+        A staged chunk still serves the loads that pin it, but is not to be found any more.
+        """
         chunk = self._chunks.get(key)
-        if chunk is not None and chunk.state is ChunkState.CLEAN:
+        if chunk is None or chunk.staged:
+            if chunk is not None:
+                self.detach(chunk)
+            return False
+        if chunk.state is ChunkState.CLEAN:
             chunk.state = ChunkState.UNBACKED
-        return chunk is not None
+        return True
 
     # Readers ---------------------------------------------------------------------------------
 

@@ -45,6 +45,11 @@ class DroppedFolders:
         self._bytes[name] = size_bytes
         self._reclaim(name)
 
+    def hold(self, size_bytes: int) -> None:
+        """A job from before a drop ended: what it was charged with may lie in the oldest folder."""
+        if self._bytes:
+            self._bytes[next(iter(self._bytes))] += size_bytes
+
     def apply(self, job: ReclaimJob, done: Completion) -> None:
         left_bytes = max(0, self._bytes.pop(job.name) - done.file_bytes)
         if done.status is Status.FAILED:

@@ -27,6 +27,7 @@ class Flusher:
         self._depth = depth
         self._queue: deque[DramChunk] = deque()
         self._writing = 0
+        self._blocked = 0  # queued behind a chunk whose store nobody completed yet
 
     def add(self, chunk: DramChunk) -> None:
         """Take an UNBACKED chunk; it is not evicted before it is written or given up."""
@@ -36,22 +37,27 @@ class Flusher:
 
     @property
     def pending(self) -> int:
-        return len(self._queue) + self._writing
+        """Chunks whose write is under way or will be, without anybody completing a store first."""
+        return len(self._queue) - self._blocked + self._writing
 
     def run(self) -> None:
         """Plan as many writes as may be under way; the caller submits them."""
-        for _ in range(len(self._queue)):
-            if self._writing >= self._depth:
-                return
+        self._blocked = 0
+        behind_parent: list[DramChunk] = []
+        planned = Planned.NO
+        while self._queue and self._writing < self._depth and planned is not Planned.LATER:
             chunk = self._queue.popleft()
             if chunk.detached:
+                continue
+            if self._parent_is_coming(chunk):
+                behind_parent.append(chunk)
                 continue
             planned = self._plan(chunk)
             if planned is Planned.LATER:
                 self._queue.appendleft(chunk)
-                return
-            if planned is Planned.NO:
-                self._give_up(chunk, "nvme is full")
+        if not self._queue and not self._writing:
+            self._blocked = len(behind_parent)
+        self._queue.extend(behind_parent)
 
     def apply(self, done: WriteDone) -> None:
         self._writing -= 1
@@ -67,19 +73,22 @@ class Flusher:
             if not chunk.detached:
                 self._give_up(chunk, "nvme is not available")
 
+    def _parent_is_coming(self, chunk: DramChunk) -> bool:
+        if chunk.parent is None or self._nvme.expects(chunk.parent):
+            return False
+        above = self._dram.get(chunk.parent)
+        return above is not None and above.state in (ChunkState.WRITING, ChunkState.DIRTY)
+
     def _plan(self, chunk: DramChunk) -> Planned:
-        parent = chunk.parent
-        if parent is not None and not self._nvme.expects(parent):
-            above = self._dram.get(parent)
-            if above is not None and above.state in (ChunkState.WRITING, ChunkState.DIRTY):
-                self._queue.append(chunk)  # behind its parent, which is still to come
-            else:
-                self._give_up(chunk, "the chunk before it is not on nvme")
-            return Planned.YES
+        if chunk.parent is not None and not self._nvme.expects(chunk.parent):
+            self._give_up(chunk, "the chunk before it is not on nvme")
+            return Planned.NO
         planned = self._nvme.plan_write(chunk, chunk.num_tokens * self._layout.bytes_per_token)
         if planned is Planned.YES:
             chunk.state = ChunkState.FLUSHING
             self._writing += 1
+        elif planned is Planned.NO:
+            self._give_up(chunk, "nvme is full")
         return planned
 
     def _give_up(self, chunk: DramChunk, why: str) -> None:

@@ -16,11 +16,11 @@ class Ledger:
         self._io = io
         self._jobs: dict[int, Job] = {}
         self._outbox: list[Job] = []
-        self._next_job_id = 0
         self._charges: dict[int, int] = {}
         self._charged_bytes = 0
         self._changing: set[Name] = set()
         self._doubtful: list[tuple[tuple[FileRef, ...], int]] = []  # files to delete, their charge
+        self.next_job_id = 0
         self.leaked_bytes = 0
         """Bytes of files that should be gone and could not be removed."""
 
@@ -49,8 +49,8 @@ class Ledger:
 
     def queue(self, make: Callable[[int], Job], charge: int = 0) -> None:
         """Put a job in the next batch; `make` gets its id."""
-        job = make(self._next_job_id)
-        self._next_job_id += 1
+        job = make(self.next_job_id)
+        self.next_job_id += 1
         self._jobs[job.job_id] = job
         self._outbox.append(job)
         self._charges[job.job_id] = charge
@@ -69,12 +69,14 @@ class Ledger:
             self._io.submit(self._outbox)
             self._outbox = []
 
-    def poll(self) -> list[tuple[Job, Completion]]:
-        """What ended since the last call. Files that a dead IO side was busy with are deleted as
-        soon as there is a live one, and stay charged until then."""
-        ended = [(self._jobs[done.job_id], done) for done in self._io.poll()]
-        for job, done in ended:
-            self._settle(job, done)
+    def poll(self) -> list[tuple[Job, Completion, int]]:
+        """What ended since the last call, and the bytes that are no longer charged for it.
+
+        Files that a dead IO side was busy with are deleted as soon as there is a live one, and
+        stay charged until then.
+        """
+        completions = self._io.poll()
+        ended = [(job := self._jobs.pop(c.job_id), c, self._settle(job, c)) for c in completions]
         if self._doubtful and self._io.alive:
             doubtful, self._doubtful = self._doubtful, []
             for files, charge in doubtful:
@@ -89,15 +91,15 @@ class Ledger:
         in_doubt = {(f.generation, f.key) for files, _ in self._doubtful for f in files}
         assert self._changing == under_way | in_doubt
 
-    def _settle(self, job: Job, done: Completion) -> None:
-        del self._jobs[job.job_id]
+    def _settle(self, job: Job, done: Completion) -> int:
         charge = self._charges.pop(job.job_id)
         self.leaked_bytes += done.leaked_bytes
         if done.status is Status.UNAVAILABLE and isinstance(job, WriteJob | DeleteJob):
             self._doubtful.append((_files(job), charge))
-            return
+            return 0
         self._charged_bytes -= charge
         self._changing.difference_update(_names(job))
+        return charge
 
 
 def _files(job: Job) -> tuple[FileRef, ...]:

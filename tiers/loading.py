@@ -8,8 +8,10 @@ from .base import Load, LoadState
 from .cold import ColdTiers
 from .dram import ChunkState, DramChunk
 from .io.base import Status
-from .loads import LoadBook, cut
+from .loads import LoadBook
 from .nvme import ReadDone
+
+NO_ROOM = "no slot or no queue is free to read it"
 
 
 class Loading:
@@ -34,11 +36,14 @@ class Loading:
             if chunk is not None:
                 dram.pin(chunk)
         for index, chunk in enumerate(here, start):
-            pinned = chunk or (self._stage(chain[index]) if index < load.stop else None)
+            if index >= load.stop:
+                break
+            pinned = chunk or self._stage(chain[index])
+            while pinned is None and load.stop > index + 1:
+                self._shorten(load, here[load.stop - 1 - start])
+                pinned = self._stage(chain[index])
             if pinned is None:
-                cut(load, index, "no slot or no queue is free to read it")
-            elif index >= load.stop:
-                dram.unpin(pinned)
+                load.stop, load.why_not = index, NO_ROOM
             else:
                 load.chunks.append(pinned)
         load.missing = {i for i, chunk in enumerate(load.chunks, start) if not chunk.readable}
@@ -87,6 +92,12 @@ class Loading:
             return None
         dram.pin(chunk)
         return chunk
+
+    def _shorten(self, load: Load, last: DramChunk | None) -> None:
+        """Give up the last chunk of the run, and its slot, for one before it."""
+        load.stop, load.why_not = load.stop - 1, NO_ROOM
+        if last is not None:
+            self._cold.dram.unpin(last)
 
     def _promote(self, load: Load) -> None:
         staged = {

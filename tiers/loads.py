@@ -24,7 +24,7 @@ class LoadBook:
     def failed(self, slot: int, why: str) -> None:
         for load, index in self._waiting.pop(slot, []):
             if index in load.missing:
-                cut(load, index, why)
+                _cut(load, index, why)
 
     def expire(self, now_s: float) -> int:
         """Cut the loads whose deadline is past; returns how many."""
@@ -34,12 +34,12 @@ class LoadBook:
             if load.state is LoadState.PENDING and now_s > load.deadline_s
         ]
         for load in late:
-            cut(load, min(load.missing), "not read in time")
+            _cut(load, min(load.missing), "not read in time")
         return len(late)
 
     def cut_all(self, why: str) -> None:
         for load in self._open.values():
-            cut(load, load.start, why)
+            _cut(load, load.start, why)
 
     def close(self, load: Load) -> None:
         load.state = LoadState.DONE
@@ -50,7 +50,7 @@ class LoadBook:
         return len(self._open)
 
 
-def cut(load: Load, stop: int, why: str) -> None:
+def _cut(load: Load, stop: int, why: str) -> None:
     """End the run before chunk `stop`; a shorter run stays as it is."""
     if stop >= load.stop:
         return

@@ -11,6 +11,7 @@ class NoNvme:
     present = False
     io_alive = True
     jobs_in_flight = 0
+    free_bytes = 0
 
     def holds(self, key: Key) -> bool:
         return False

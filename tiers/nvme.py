@@ -94,6 +94,7 @@ class NvmeTier:
         self._ledger = Ledger(io)
         self._dropped = DroppedFolders(root, dict(recovered.dropped), self._ledger)
         self._reading: dict[Key, int] = {}
+        self._first_job_id = 0  # of this generation
         self._generation = recovered.generations.get(namespace) or time.time_ns()
         for entry in recovered.entries:
             shelf = self._own if entry.meta.namespace == namespace else self._foreign
@@ -127,6 +128,10 @@ class NvmeTier:
         """Bytes on disk, counting what jobs under way may still hold."""
         under_way = self._ledger.charged_bytes + self._ledger.leaked_bytes
         return self.resident_bytes + under_way + self._dropped.used_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        return max(0, self.budget_bytes - self.used_bytes)
 
     @property
     def resident_bytes(self) -> int:
@@ -201,7 +206,9 @@ class NvmeTier:
     def poll(self) -> list[ReadDone | WriteDone]:
         """Apply what the IO side reported, and say what it means for the slots."""
         events: list[ReadDone | WriteDone] = []
-        for job, done in self._ledger.poll():
+        for job, done, released_bytes in self._ledger.poll():
+            if job.job_id < self._first_job_id:
+                self._dropped.hold(released_bytes)
             match job:
                 case ReadJob():
                     events.append(self._read_done(job, done))
@@ -238,8 +245,8 @@ class NvmeTier:
         name, size_bytes = self._folder, self._own.resident_bytes
         self._own = Shelf(order)
         self._generation = max(time.time_ns(), self._generation + 1)
-        # Files that jobs under way hold may lie in the old folder too.
-        self._dropped.drop(name, size_bytes + self._ledger.charged_bytes, self._folder)
+        self._first_job_id = self._ledger.next_job_id
+        self._dropped.drop(name, size_bytes, self._folder)
         self._ledger.submit()
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from .config import StoreConfig
 from .dram import ChunkState
 from .errors import StoreClosedError
 from .layout import Namespace
-from .loading import Loading
+from .loading import NO_ROOM, Loading
 from .nvme import ReadDone
 from .opening import open_tiers
 from .storing import DRAM_IS_FULL, Storing
@@ -76,6 +76,7 @@ class TieredStore:
         if load.state is not LoadState.READY:
             raise ValueError(f"the load is {load.state.name}, must be READY: poll() until it is")
         chunks = load.chunks[: load.stop - load.start]
+        assert all(chunk.readable for chunk in chunks), "a READY load holds an unread chunk"
         return [self._tensors.view(chunk.slot, chunk.num_tokens) for chunk in chunks]
 
     def complete_load(self, load: Load) -> None:
@@ -159,25 +160,36 @@ class TieredStore:
         self.observe(chain)
         deadline_s = time.monotonic() + self._timeout_s
         while True:
+            pending = self._cold.flusher.pending
             job = self.prepare_store(chain, start, tail_tokens)
             for index, view in zip(job.wanted, self.store_views(job), strict=True):
                 view.copy_(offered[index - start])
             self.complete_store(job)
-            self.poll()
-            if job.why_not != DRAM_IS_FULL or not self._wait_for_room(deadline_s):
+            if job.why_not != DRAM_IS_FULL:
+                return max(0, job.stop - start)
+            if not job.wanted and not self._wait_for_room(pending, deadline_s):
                 return max(0, job.stop - start)
 
     def get(self, keys: Sequence[Key], start: int = 0) -> list[torch.Tensor]:
-        """Copies of the leading chunks of keys[start:] that are here and verified, maybe none."""
+        """Copies of the leading chunks of keys[start:] that are here and verified, maybe none.
+
+        Waits for room when DRAM is full of chunks on their way to NVMe, up to the load timeout.
+        """
         chain = self._chain(keys)
         found: list[torch.Tensor] = []
+        deadline_s = time.monotonic() + self._timeout_s
         while True:  # DRAM may be too small to hold the whole run at once
+            pending = self._cold.flusher.pending
             load = self.prepare_load(chain, start + len(found))
             self.wait_load(load)
             views = self.load_views(load)
             found += [view.clone() for view in views]
             self.complete_load(load)
-            if not views or start + len(found) == len(chain):
+            if start + len(found) == len(chain):
+                return found
+            if not views and (
+                load.why_not != NO_ROOM or not self._wait_for_room(pending, deadline_s)
+            ):
                 return found
 
     def wait_load(self, load: Load) -> None:
@@ -246,16 +258,16 @@ class TieredStore:
         for chunk in cold.dram:
             assert chunk.parent is None or cold.expects(chunk.parent), "a chunk hangs from nothing"
             on_nvme = cold.nvme.holds(chunk.key)
-            assert on_nvme or chunk.state is not ChunkState.CLEAN, "a clean chunk is not on nvme"
+            clean = chunk.state is ChunkState.CLEAN or chunk.staged
+            assert on_nvme or not clean, "a clean or staged chunk is not on nvme"
 
-    def _wait_for_room(self, deadline_s: float) -> bool:
-        """Whether a write that holds a slot ended before the deadline."""
-        flusher = self._cold.flusher
-        pending = flusher.pending
-        while flusher.pending >= pending > 0 and time.monotonic() < deadline_s:
+    def _wait_for_room(self, pending: int, deadline_s: float) -> bool:
+        """Whether, of `pending` writes that hold a slot, one ended before the deadline."""
+        self.poll()
+        while self._cold.flusher.pending >= pending > 0 and time.monotonic() < deadline_s:
             self._cold.nvme.wait(0.01)
             self.poll()
-        return flusher.pending < pending
+        return self._cold.flusher.pending < pending
 
     def _chain(self, keys: Sequence[Key]) -> list[Key]:
         self._open_or_raise()

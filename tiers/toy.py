@@ -2,9 +2,9 @@
 prefix, and the content of every chunk follows from its path, so that each byte can be checked."""
 
 import hashlib
+import os
 from contextlib import suppress
 from pathlib import Path as FilePath
-from stat import S_ISREG
 
 import torch
 
@@ -57,10 +57,10 @@ def bytes_on_disk(root: FilePath) -> int:
     """
     sizes: dict[int, int] = {}
     for folder in ("tmp", "chunks", "dropped"):
-        for path in (root / folder).rglob("*"):
-            with suppress(FileNotFoundError):
-                status = path.stat()
-                if S_ISREG(status.st_mode):
+        for parent, _, names in os.walk(root / folder):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    status = os.stat(f"{parent}/{name}")
                     sizes[status.st_ino] = status.st_size
     return sum(sizes.values())
 

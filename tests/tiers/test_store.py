@@ -177,6 +177,30 @@ def test_two_loads_share_one_read(tmp_path: Path) -> None:
         store.check_integrity()
 
 
+def test_a_load_cut_short_for_want_of_slots_still_waits_for_its_reads(tmp_path: Path) -> None:
+    chain = (1, 2, 3, 4)
+    with _store(tmp_path) as store:
+        _put(store, chain)
+    with _store(tmp_path, dram=2) as store:
+        load = store.prepare_load(keys_of(chain))
+        assert (load.stop, load.state) == (2, LoadState.PENDING)
+        store.wait_load(load)
+        assert bytes_of(store.load_views(load)[1]) == content_of((1, 2), CHUNK_BYTES)
+        store.complete_load(load)
+
+
+def test_the_end_of_a_run_makes_room_for_its_beginning(tmp_path: Path) -> None:
+    with _store(tmp_path, dram=2) as store:
+        _put(store, (1, 2, 3, 4))
+        store.flush()
+        assert store.lookup(keys_of((1, 2, 3, 4))).tiers[2:] == (Tier.DRAM, Tier.DRAM)
+        load = store.prepare_load(keys_of((1, 2, 3, 4)))
+        assert (load.start, load.stop) == (0, 2)
+        store.complete_load(load)
+        store.flush()
+        store.check_integrity()
+
+
 def test_a_load_given_up_early_frees_its_slots_when_the_read_is_done(tmp_path: Path) -> None:
     with _store(tmp_path) as store:
         _put(store, (1, 2))
@@ -324,7 +348,7 @@ def test_a_file_spoilt_while_the_store_is_open_is_a_miss(tmp_path: Path) -> None
         in_dram = store.lookup(keys).tiers.count(Tier.DRAM)
         assert in_dram <= 2
         _check(store, (1, 2, 3, 4), 0)
-        assert store.stats()["nvme"]["corrupt_chunks"] == 1
+        assert store.stats()["nvme"]["corrupt_chunks"] >= 1
         store.check_integrity()
 
 

@@ -169,10 +169,10 @@ class CompressedStoreMachine(StoreMachine):
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = settings(
-    max_examples=60,
-    stateful_step_count=40,
+    max_examples=120,
+    stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestCompressedStore = CompressedStoreMachine.TestCase
-TestCompressedStore.settings = settings(TestStore.settings, max_examples=20)
+TestCompressedStore.settings = settings(TestStore.settings, max_examples=30)

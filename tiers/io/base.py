@@ -12,6 +12,16 @@ from enum import IntEnum
 NO_PARENT = bytes(32)
 """Parent key of a chain's first chunk."""
 
+MAX_IN_FLIGHT = 4096
+"""Of both backends."""
+
+CLOSE_TIMEOUT_S = 30.0
+"""How long close() lets queued jobs be begun."""
+
+
+def no_pause(point: str) -> None:
+    """A pause point where nothing waits; tests put in something that stops there."""
+
 
 class Codec(IntEnum):
     RAW = 0
@@ -27,9 +37,9 @@ class Status(IntEnum):
     MISSING = 2
     """The file is not there: drop it."""
     FAILED = 3
-    """The medium refused (full, read-only, EIO). A read that FAILED is dropped like a corrupt one."""
+    """The medium refused (full, read-only, EIO). After a read: drop the chunk, as if corrupt."""
     UNAVAILABLE = 4
-    """Nothing is known about the medium (IO side died, out of descriptors): a miss, keep the chunk."""
+    """Nothing is known of the medium (IO side died, out of descriptors): a miss, keep the chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +146,7 @@ class Completion:
 
 
 class IoBackend(ABC):
-    """Moves bytes on other threads or in another process. All methods are for one caller's thread."""
+    """Moves bytes on other threads or in another process. For one caller's thread."""
 
     max_in_flight: int
     """Jobs that may be submitted and not yet polled; the caller keeps below it."""
@@ -159,7 +169,7 @@ class IoBackend(ABC):
 
     @abstractmethod
     def wait(self, timeout_s: float) -> None:
-        """Sleep until something may be there to poll, at most timeout_s. For blocking helpers only."""
+        """Sleep until something may be there to poll, at most timeout_s. For blocking helpers."""
 
     @property
     @abstractmethod

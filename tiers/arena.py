@@ -1,0 +1,140 @@
+"""Fixed-size slots in shared memory: a memfd that every process which needs it maps.
+
+Nothing has a name in a file system, so nothing is left behind when the owner is killed.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import threading
+
+PAGE_BYTES = 4096
+STEP_BYTES = 64 << 20
+"""Memory populated per system call; close() waits for at most one step."""
+
+_MADV_POPULATE_WRITE = 23
+_libc = ctypes.CDLL(None, use_errno=True)  # its calls run without the interpreter lock
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class ArenaMapping:
+    """A view of an arena's slots; `fd` stays its creator's.
+
+    After close(), memory that something else still views is unmapped when the last view is gone.
+    """
+
+    def __init__(self, fd: int, slot_bytes: int, num_slots: int) -> None:
+        self.fd = fd
+        self.slot_bytes = slot_bytes
+        self.num_slots = num_slots
+        self._map = mmap.mmap(fd, slot_bytes * num_slots)
+        self.buffer = memoryview(self._map)
+        """All slots, one after the other."""
+
+    def slot(self, index: int) -> memoryview:
+        """The slot_bytes writable bytes of one slot."""
+        if not 0 <= index < self.num_slots:
+            raise IndexError(f"slot is {index}, must be from 0 to {self.num_slots - 1}")
+        start = index * self.slot_bytes
+        return self.buffer[start : start + self.slot_bytes]
+
+    @property
+    def address(self) -> int:
+        """Of the first slot in this process; page-aligned."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    def close(self) -> None:
+        try:
+            self.buffer.release()
+            self._map.close()
+        except BufferError:
+            pass  # tensors still view it: unmapping now would crash whoever touches them
+
+
+class SharedArena(ArenaMapping):
+    """Creates the memory and populates it in the background; only touched slots may be used.
+
+    The first step is populated before the constructor returns, so a small arena is ready at once.
+    """
+
+    def __init__(self, slot_bytes: int, num_slots: int) -> None:
+        if slot_bytes <= 0 or slot_bytes % PAGE_BYTES:
+            raise ValueError(f"slot_bytes is {slot_bytes}, must be a multiple of {PAGE_BYTES}")
+        if num_slots <= 0:
+            raise ValueError(f"num_slots is {num_slots}, must be at least 1")
+        fd = os.memfd_create("rootcellar-arena")
+        try:
+            os.ftruncate(fd, slot_bytes * num_slots)
+            super().__init__(fd, slot_bytes, num_slots)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.touched_slots = 0
+        """Slots [0, touched_slots) may be used; only grows."""
+        self.populate_error: OSError | None = None
+        """Why no more slots will come, if the machine refused memory."""
+        self._grown = threading.Condition()
+        self._closing = False
+        self._populate_step()
+        self._thread: threading.Thread | None = None
+        if not self._settled:
+            self._thread = threading.Thread(
+                target=self._populate, name="rootcellar-populate", daemon=True
+            )
+            self._thread.start()
+
+    @staticmethod
+    def attach(fd: int, slot_bytes: int, num_slots: int) -> ArenaMapping:
+        """The same slots, in a process that inherited `fd`."""
+        return ArenaMapping(fd, slot_bytes, num_slots)
+
+    def wait_touched(self, num_slots: int, timeout_s: float) -> bool:
+        """Block until `num_slots` slots may be used; False when they are not there in time."""
+        with self._grown:
+            self._grown.wait_for(
+                lambda: self.touched_slots >= num_slots or self._settled, timeout_s
+            )
+        return self.touched_slots >= num_slots
+
+    def close(self) -> None:
+        """Release the memory. Idempotent; views that others hold stay valid."""
+        self._closing = True
+        if self._thread is not None:
+            self._thread.join()  # it works on a raw address, which must stay mapped until it ends
+            self._thread = None
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        super().close()
+
+    @property
+    def _settled(self) -> bool:
+        """Whether touched_slots will not grow any more."""
+        ended = self._closing or self.populate_error is not None
+        return ended or self.touched_slots == self.num_slots
+
+    def _populate(self) -> None:
+        while not self._settled:
+            self._populate_step()
+
+    def _populate_step(self) -> None:
+        step = max(1, STEP_BYTES // self.slot_bytes)
+        stop = min(self.num_slots, self.touched_slots + step)
+        try:
+            self._touch(self.touched_slots * self.slot_bytes, stop * self.slot_bytes)
+        except OSError as error:
+            self.populate_error = error
+            stop = self.touched_slots
+        with self._grown:
+            self.touched_slots = stop
+            self._grown.notify_all()
+
+    def _touch(self, start: int, stop: int) -> None:
+        """Give bytes [start, stop) their memory. Raises OSError when there is none."""
+        while _libc.madvise(self.address + start, stop - start, _MADV_POPULATE_WRITE) != 0:
+            code = ctypes.get_errno()
+            if code == errno.EINVAL:  # a kernel older than 5.14: allocate without mapping
+                return os.posix_fallocate(self.fd, start, stop - start)
+            if code not in (errno.EINTR, errno.EAGAIN):
+                raise OSError(code, os.strerror(code))

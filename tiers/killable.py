@@ -3,11 +3,10 @@
 import multiprocessing
 import os
 import signal
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path as FilePath
 from typing import Any
-
-import psutil
 
 from .config import IoKind, StoreConfig
 from .store import TieredStore
@@ -89,18 +88,30 @@ class KillableStore:
         self.calls.send((verb, chain))
         return self.calls.recv()
 
-    def workers(self) -> list[psutil.Process]:
-        assert self.process.pid is not None
-        return psutil.Process(self.process.pid).children()
+    def workers(self) -> list[int]:
+        pid = self.process.pid
+        tasks = FilePath(f"/proc/{pid}/task")
+        return [int(child) for task in tasks.iterdir() for child in _words(task / "children")]
 
     def kill_worker(self) -> None:
         for worker in self.workers():
-            os.kill(worker.pid, signal.SIGKILL)
+            os.kill(worker, signal.SIGKILL)
 
     def kill(self) -> None:
         workers = self.workers()
         self.process.kill()
         self.process.join()
         self.calls.close()
-        _, alive = psutil.wait_procs(workers, timeout=10)
-        assert alive == [], "a worker outlived the owner of the store"
+        deadline_s = time.monotonic() + 10
+        while any(map(_runs, workers)):
+            assert time.monotonic() < deadline_s, "a worker outlived the owner of the store"
+            time.sleep(0.01)
+
+
+def _words(file: FilePath) -> list[str]:
+    return file.read_text().split()
+
+
+def _runs(pid: int) -> bool:
+    status = FilePath(f"/proc/{pid}/stat")
+    return status.exists() and _words(status)[2] != "Z"

@@ -10,6 +10,7 @@ poll(). Bytes are counted from the moment a job may use them until the job is kn
 import time
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -349,8 +350,7 @@ class NvmeTier:
     def _record_touches(self) -> None:
         touched = self._own.take_touched()
         for start in range(0, len(touched), TOUCHES_PER_JOB):
-            batch = tuple(touched[start : start + TOUCHES_PER_JOB])
-            self._ledger.queue(lambda job_id, batch=batch: TouchJob(job_id, batch))
+            self._ledger.queue(partial(TouchJob, entries=tuple(touched[start:][:TOUCHES_PER_JOB])))
 
     @property
     def _folder(self) -> str:

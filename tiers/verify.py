@@ -116,7 +116,7 @@ class _Reader:
             return os.open(name, flags | self._direct)
 
         async with aiofiles.open(path, "rb", buffering=0, opener=opener) as file:
-            return await file.readinto(buffer)
+            return await file.readinto(buffer) or 0
 
     def _judge(self, path: str, size_bytes: int, content: memoryview) -> Checked:
         parsed = parse_header(content[:HEADER_BYTES])

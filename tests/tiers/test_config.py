@@ -51,7 +51,11 @@ def test_anything_else_is_refused_by_name_and_value(size: Any) -> None:
 )
 def test_impossible_settings_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        StoreConfig(**({"dram_bytes": "1GiB"} | changes))
+        _configured(**changes)
+
+
+def _configured(dram_bytes: Any = "1GiB", **changes: Any) -> StoreConfig:
+    return StoreConfig(dram_bytes=dram_bytes, **changes)
 
 
 def test_a_policy_that_cannot_be_made_is_refused() -> None:

@@ -1,0 +1,62 @@
+"""Gather and scatter in CPU memory: one numpy element per token, layer and K or V.
+
+A token's heads lie together, so a row of bytes is moved whole, as an element of a void type: that
+needs no dtype numpy would have to know, and keeps pace with a loop of memcpy over the same rows.
+Slots that follow each other are moved as one slice. Arguments come checked.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Slots = npt.NDArray[np.int64]
+Rows = npt.NDArray[Any]
+
+_MIN_RUN = 32
+"""Tokens per run, on average, from which on slices are faster than an index for every token."""
+
+
+def gather(pages: torch.Tensor, slots: Slots, out: torch.Tensor) -> None:
+    source, target = _rows(pages), _rows(out)
+    runs = _runs(slots)
+    if len(runs) * _MIN_RUN > len(slots):
+        # Slots are in range: clip only spares take the buffer that raising would need.
+        np.take(source, slots, axis=1, out=target, mode="clip")
+        return
+    for start, stop, slot in _spans(runs, slots):
+        target[:, start:stop] = source[:, slot : slot + stop - start]
+
+
+def scatter(chunk: torch.Tensor, pages: torch.Tensor, slots: Slots) -> None:
+    source, target = _rows(chunk), _rows(pages)
+    runs = _runs(slots)
+    if len(runs) * _MIN_RUN > len(slots):
+        target[:, slots] = source
+        return
+    for start, stop, slot in _spans(runs, slots):
+        target[:, slot : slot + stop - start] = source[:, start:stop]
+
+
+def _rows(tensor: torch.Tensor) -> Rows:
+    """(num_layers * kv_factor, tokens) void elements that share the tensor's memory."""
+    layers, kv_factor, num_tokens, heads, head_dim = tensor.shape
+    row_bytes = heads * head_dim * tensor.element_size()
+    flat = tensor.detach().view(torch.uint8).numpy()
+    rows = flat.reshape(layers * kv_factor, num_tokens, row_bytes).view(f"V{row_bytes}")
+    return rows[..., 0]
+
+
+def _runs(slots: Slots) -> list[int]:
+    """Where in `slots` a run of consecutive slots starts."""
+    (breaks,) = (slots[1:] - slots[:-1] != 1).nonzero()
+    return [0, *(breaks + 1).tolist()] if len(slots) else []
+
+
+def _spans(runs: list[int], slots: Slots) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, slot): slots[start:stop] are slot, slot + 1, …"""
+    for start, stop in pairwise([*runs, len(slots)]):
+        yield start, stop, int(slots[start])

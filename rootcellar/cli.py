@@ -1,0 +1,186 @@
+"""The command line: each command parses, calls one function and shows what it returned.
+
+With --json a command writes exactly one JSON document to standard output and nothing else; what
+it shows otherwise goes there as a table, progress and errors to standard error. Exit status: 0
+fine, 1 the command found something wrong, 2 it could not do its work.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import __version__
+from .tiers.errors import TierError
+
+# Nothing heavier is imported here: `rootcellar --help` must not wait for torch.
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+bench = typer.Typer(no_args_is_help=True, help="Measure one part, next to the raw calls it makes.")
+app.add_typer(bench, name="bench")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+StoreDir = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a store.")]
+Progress = Callable[[int, int], None]
+"""Called with (done, total) as work goes on."""
+
+
+def main() -> None:
+    """Entry point: an error the user can mend is one line on standard error and exit status 2."""
+    try:
+        app()
+    except (TierError, ValueError, OSError) as error:
+        print(f"rootcellar: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """A tiered KV-cache store for LLM inference."""
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    model: Annotated[
+        str | None, typer.Option(help="Path or name of a model; else a small random one.")
+    ] = None,
+    sessions: Annotated[
+        Path | None, typer.Option(help='JSON lines of {"input": ...}; else conversations of ours.')
+    ] = None,
+    hbm_tokens: Annotated[
+        int | None, typer.Option(help="Tokens the HBM pool holds; else a quarter of the workload.")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Directory of the store, kept; else a temporary one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve conversations from HBM, DRAM and NVMe, next to the same model without a cache.
+
+    Exit status 1 if any token differs.
+    """
+    with _quiet_stdout(as_json):
+        if as_json:
+            from .bench.demo import run
+
+            report = run(model, sessions, hbm_tokens, store)
+        else:
+            from rich.console import Console
+
+            from .bench.demo_view import run_live
+
+            report = run_live(Console(), model, sessions, hbm_tokens, store)
+    if as_json:
+        _print_json(report)
+    _exit_unless(report["outputs_identical"] and report["restart"]["outputs_identical"])
+
+
+@bench.command("hit-latency")
+def bench_hit_latency(as_json: AsJson = False) -> None:
+    """DRAM hit, NVMe hit and miss, next to a memcpy and raw reads of the same bytes."""
+    with _quiet_stdout(as_json):
+        from .bench import hit_latency as program
+
+        result = program.run()
+    _show(result, program.table, as_json)
+
+
+@bench.command("radix")
+def bench_radix(as_json: AsJson = False) -> None:
+    """Match, insert and evict in the HBM tree, and bytes per node."""
+    with _quiet_stdout(as_json):
+        from .bench import radix as program
+
+        result = program.run()
+    _show(result, program.table, as_json)
+
+
+@app.command()
+def inspect(directory: StoreDir, as_json: AsJson = False) -> None:
+    """What is in a store, by namespace: chunks, bytes, age, hits."""
+    from .tiers import inspect as program
+
+    _show(program.inspect_store(directory), program.table, as_json)
+
+
+@app.command()
+def verify(
+    directory: StoreDir,
+    repair: Annotated[bool, typer.Option("--repair", help="Drop every chunk that is bad.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read and check every chunk of a store; exit status 1 if any is bad."""
+    from .tiers import verify as program
+
+    with _progress("verifying", as_json) as progress:
+        result = program.verify_store(directory, repair=repair, progress=progress)
+    _show(result, program.table, as_json)
+    _exit_unless(not result["bad"])
+
+
+@app.command()
+def doctor(
+    directory: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="Where a store would live.")
+    ] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """What of this machine the store can use, and what to change.
+
+    Exit status 1 if the store cannot work here.
+    """
+    with _quiet_stdout(as_json):
+        from .bench import doctor as program
+
+        result = program.run(directory)
+    _show(result, program.table, as_json)
+    _exit_unless(not result["num_bad"])
+
+
+@contextmanager
+def _quiet_stdout(as_json: bool) -> Iterator[None]:
+    """With --json, what libraries print goes to standard error: the document stands alone."""
+    if not as_json:
+        yield
+        return
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+@contextmanager
+def _progress(what: str, as_json: bool) -> Iterator[Progress]:
+    """A progress bar on standard error, only where that is a terminal and --json was not given."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    with Bar(console=console, disable=as_json or not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(what)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _show(result: dict[str, Any], table: Callable[[Any], Any], as_json: bool) -> None:
+    if as_json:
+        _print_json(result)
+        return
+    from rich.console import Console
+
+    Console().print(table(result))
+
+
+def _print_json(result: dict[str, Any]) -> None:
+    print(json.dumps(result, indent=2, allow_nan=False))
+
+
+def _exit_unless(fine: bool) -> None:
+    if not fine:
+        raise typer.Exit(1)

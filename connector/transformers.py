@@ -1,0 +1,245 @@
+"""CachedModel: generate() of a transformers model, served from HBM, DRAM and NVMe.
+
+A request's prompt is matched in the radix tree over HBM pages, continued by whole chunks from the
+cold tiers, and only the rest is prefilled:
+
+    prompt   [0 ......... hbm)[hbm ......... cold)[cold ......... n)
+             tree and pages    chunks              computed, at least one token
+
+Afterwards the KV of prompt and generated tokens (all but the last, whose KV never existed) enters
+the tree, and its full chunks are offered to the store.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import DynamicCache, PreTrainedModel, StoppingCriteriaList
+
+from ..kernels import gather, scatter
+from ..tiers.base import Key, Tier
+from ..tiers.config import StoreConfig
+from ..tiers.errors import StoreClosedError
+from ..tiers.keys import chunk_keys, extend_keys
+from ..tiers.layout import Namespace
+from ..tiers.pages import PagePool
+from ..tiers.radix import Match, RadixTree
+from ..tiers.store import TieredStore
+from .dynamic_cache import append_tokens, cache_argument, model_layout, read_tokens
+from .model_identity import ModelWatch, model_namespace
+from .served import FirstToken, Served
+from .unsupported import check_model, check_request
+
+Tokens = npt.NDArray[np.int32]
+Slots = npt.NDArray[np.int64]
+
+
+class CachedModel:
+    """A transformers model whose generate() reuses the KV of every prefix it has seen.
+
+    hbm_tokens: size of the page pool on the model's device, in tokens, at least 1.
+    Raises UnsupportedModelError, before anything is opened, for a model whose KV cannot be reused
+    rightly. Like the model itself, for one thread at a time. Weights edited between calls are
+    noticed, and make a new namespace. `store` is closed with this object.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: StoreConfig, *, hbm_tokens: int) -> None:
+        if type(hbm_tokens) is not int or hbm_tokens < 1:
+            raise ValueError(f"hbm_tokens is {hbm_tokens!r}, must be a whole number of at least 1")
+        self.model = model
+        self.last: Served | None = None
+        """The last request that was served to its end."""
+        self._config = config
+        self._hbm_tokens = hbm_tokens
+        self._closed = False
+        self._watch = ModelWatch(model)
+        self._open(model_namespace(model, model_layout(model)))
+
+    @torch.no_grad()
+    def generate(
+        self, input_ids: torch.Tensor, *, salt: str | bytes | None = None, **arguments: Any
+    ) -> Any:
+        """What `model.generate(input_ids, **arguments)` returns, for one unpadded prompt.
+
+        salt: keeps KV apart; only requests with an equal salt share any.
+        Raises UnsupportedRequestError for arguments that cannot be served, before anything
+        changes, and whatever the model, a streamer or a stopping criterion raises.
+        """
+        start_s = time.perf_counter()
+        if self._closed:
+            raise StoreClosedError("generate was called on a closed CachedModel")
+        check_request(self.model, input_ids, arguments)
+        self._follow_model()
+        tokens = _as_int32(input_ids)
+        keys = chunk_keys(tokens, self._namespace, salt=salt)
+        self.store.observe(keys)
+        cache, by_tier = self._restore(tokens, keys, salt)
+        first_token = FirstToken()
+        output = self._run(input_ids, cache, first_token, arguments)
+        sequence = output if isinstance(output, torch.Tensor) else output.sequences
+        self._keep(_as_int32(sequence)[: cache.get_seq_length()], keys, cache, salt)
+        self.last = Served.of(len(tokens), by_tier, first_token.at_s - start_s)
+        return output
+
+    def close(self) -> None:
+        """Write down what is admitted, and release the tiers. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._step = namespace.layout.chunk_tokens
+        # Pages allocated in inference mode could not be written outside of it.
+        with torch.inference_mode(False):
+            self.pool = PagePool(namespace.layout, self._hbm_tokens, device=self.model.device)
+        self.tree = RadixTree()
+        self.store = TieredStore(self._config, namespace)
+
+    def _follow_model(self) -> None:
+        """Changed weights or settings are another model: its KV starts from nothing."""
+        check_model(self.model)
+        if not self._watch.changed():
+            return
+        watch = ModelWatch(self.model)
+        namespace = model_namespace(self.model, model_layout(self.model), trust_commit=False)
+        if namespace != self._namespace:
+            self.store.close()
+            self._open(namespace)
+        self._watch = watch
+
+    def _restore(
+        self, tokens: Tokens, keys: list[Key], salt: str | bytes | None
+    ) -> tuple[DynamicCache, Counter[Tier]]:
+        """A cache of the longest prefix the tiers hold, short of the last token, and from where."""
+        cache = DynamicCache(config=self.model.config)
+        by_tier = Counter[Tier]()
+        with self._pinned_match(tokens[:-1], salt) as match:
+            if match.num_tokens:
+                append_tokens(cache, [self._gather(match.slots)], self.model.device)
+                by_tier[Tier.HBM] = match.num_tokens
+        wanted = keys[: (len(tokens) - 1) // self._step]
+        # DRAM may be too small to hold the whole run at once.
+        while self._load(wanted, cache, by_tier):
+            pass
+        return cache, by_tier
+
+    def _load(self, keys: list[Key], cache: DynamicCache, by_tier: Counter[Tier]) -> bool:
+        """Append the chunks of `keys` that follow what `cache` holds; whether there were any."""
+        held = by_tier.total()
+        start = held // self._step
+        if start >= len(keys):
+            return False
+        load = self.store.prepare_load(keys, start)
+        try:
+            self.store.wait_load(load)
+            # The tree may hold the first tokens of the first chunk already.
+            parts = [
+                view[:, :, max(0, held - index * self._step) :]
+                for index, view in enumerate(self.store.load_views(load), load.start)
+            ]
+            append_tokens(cache, parts, self.model.device)
+            for tier, part in zip(load.tiers, parts, strict=False):
+                by_tier[tier] += part.shape[2]
+        finally:
+            self.store.complete_load(load)
+        return bool(parts)
+
+    def _run(
+        self,
+        input_ids: torch.Tensor,
+        cache: DynamicCache,
+        first_token: FirstToken,
+        arguments: dict[str, Any],
+    ) -> Any:
+        given = arguments.get("stopping_criteria") or ()
+        ours: dict[str, Any] = {
+            "stopping_criteria": StoppingCriteriaList([first_token, *given]),
+            cache_argument(self.model): cache,
+        }
+        model: Any = self.model
+        return model.generate(input_ids, **(arguments | ours))
+
+    def _keep(
+        self, tokens: Tokens, keys: list[Key], cache: DynamicCache, salt: str | bytes | None
+    ) -> None:
+        """Insert `tokens`, all of which `cache` holds, in the tree and offer them to the store."""
+        self._offer(extend_keys(keys, tokens, self._namespace, salt=salt), cache)
+        with self._pinned_match(tokens, salt) as match:
+            slots = self._reserve(len(tokens) - match.num_tokens)
+            try:
+                self._fill(slots, cache, match.num_tokens)
+            except BaseException:
+                self.pool.free(slots)
+                raise
+            stop = match.num_tokens + len(slots)
+            self.tree.insert(tokens[:stop], np.concatenate([match.slots, slots]), extra=salt)
+
+    def _offer(self, keys: list[Key], cache: DynamicCache) -> None:
+        job = self.store.prepare_store(keys)
+        written = False
+        try:
+            for index, view in zip(job.wanted, self.store.store_views(job), strict=True):
+                read_tokens(cache, index * self._step, (index + 1) * self._step, view)
+            written = True
+        finally:
+            self.store.complete_store(job, success=written)
+
+    def _reserve(self, num_tokens: int) -> Slots:
+        """Free slots for num_tokens, evicting from the tree for them; fewer if all is pinned."""
+        shortfall = num_tokens - self.pool.num_free
+        if shortfall > 0:
+            self.pool.free(self.tree.evict(shortfall))
+        slots = self.pool.allocate(min(num_tokens, self.pool.num_free))
+        assert slots is not None
+        return slots
+
+    def _gather(self, slots: Slots) -> torch.Tensor:
+        part = self._empty(len(slots))
+        gather(self.pool.pages, slots, part)
+        return part
+
+    def _fill(self, slots: Slots, cache: DynamicCache, start: int) -> None:
+        """Write the KV of tokens [start, start + len(slots)) into `slots`, a chunk at a time."""
+        for at in range(0, len(slots), self._step):
+            piece = slots[at : at + self._step]
+            kv = self._empty(len(piece))
+            read_tokens(cache, start + at, start + at + len(piece), kv)
+            scatter(kv, self.pool.pages, piece)
+
+    def _empty(self, num_tokens: int) -> torch.Tensor:
+        pages = self.pool.pages
+        shape = self._namespace.layout.shape(num_tokens)
+        return torch.empty(shape, dtype=pages.dtype, device=pages.device)
+
+    @contextmanager
+    def _pinned_match(self, tokens: Tokens, salt: str | bytes | None) -> Iterator[Match]:
+        """The longest prefix in the tree, whose slots stay as they are inside the block."""
+        match = self.tree.match(tokens, extra=salt)
+        self.tree.pin(match.node)
+        try:
+            yield match
+        finally:
+            self.tree.unpin(match.node)
+
+
+def _as_int32(input_ids: torch.Tensor) -> Tokens:
+    """Token ids (1, n) on any device as n int32."""
+    return input_ids[0].to("cpu", torch.int32).numpy()

@@ -5,6 +5,8 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
+
 from ..admission.base import Tier
 from .arena import SharedArena
 from .chunk_file import file_bytes, supports_o_direct
@@ -19,6 +21,8 @@ from .layout import Namespace
 from .metrics import Metrics
 from .noop import NoNvme
 from .nvme import NvmeTier
+from .pinned import CudaRuntime
+from .pinning import ArenaPinner
 from .recover import open_directory
 
 log = logging.getLogger(__name__)
@@ -39,6 +43,9 @@ def open_tiers(config: StoreConfig, namespace: Namespace) -> ColdTiers:
             undo.callback(recovered.lock.close)
         arena = SharedArena(slot_bytes, config.dram_size // slot_bytes)
         undo.callback(arena.close)
+        if torch.cuda.is_available():
+            cudart: CudaRuntime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's
+            undo.callback(ArenaPinner(arena, cudart).close)
         dram = DramTier(arena, policy.order(Tier.DRAM), why_not)
         nvme: NvmeTier | NoNvme = NoNvme()
         if config.nvme_path is not None and recovered is not None:

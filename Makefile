@@ -10,8 +10,6 @@ ARGS ?=
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 TORCH := $(shell grep '^torch==' requirements-dev.txt)
-# Where x86-64 Linux finds torch without CUDA; left out when it does not answer.
-CPU_WHEELS := https://download.pytorch.org/whl/cpu
 
 .PHONY: demo test lint clean
 
@@ -31,14 +29,15 @@ lint: .venv/ready
 clean:
 	rm -rf .venv build dist *.egg-info
 
-# torch goes first: whatever else needs torch then takes this build of it, not a CUDA one.
+# torch goes first: whatever else needs torch then takes this build of it, not a CUDA one. uv knows
+# where the build without CUDA is; where it cannot reach that, pip takes what there is.
 .venv/ready: pyproject.toml requirements-dev.txt
 	@test -n "$(PYTHON)" || { echo "rootcellar needs Python 3.11 or newer on PATH" \
 		"(or: make PYTHON=/path/to/python3.11)" >&2; exit 1; }
 	test -x .venv/bin/pip || $(PYTHON) -m venv .venv
-	@if nvidia-smi -L >/dev/null 2>&1; then index=; \
-	elif timeout 10 .venv/bin/python -c 'import urllib.request as u; u.urlopen("$(CPU_WHEELS)/torch/", \
-		timeout=5)' 2>/dev/null; then index="--extra-index-url $(CPU_WHEELS)"; \
-	else index=; fi; set -x; .venv/bin/pip install --quiet $$index $(TORCH)
+	@nvidia-smi -L >/dev/null 2>&1 || .venv/bin/pip show --quiet torch 2>/dev/null || \
+		{ .venv/bin/pip install --quiet uv && .venv/bin/uv pip install --quiet \
+		--python .venv/bin/python --torch-backend cpu $(TORCH); } 2>/dev/null || true
+	.venv/bin/pip install --quiet $(TORCH)
 	.venv/bin/pip install --quiet -r requirements-dev.txt
 	touch $@

@@ -7,6 +7,7 @@ fine, 1 the command found something wrong, 2 it could not do its work.
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -27,6 +28,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document an
 StoreDir = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a store.")]
 Progress = Callable[[int, int], None]
 """Called with (done, total) as work goes on."""
+
+_REDRAW_S = 0.1
 
 
 def main() -> None:
@@ -85,12 +88,28 @@ def demo(
 
 
 @bench.command("hit-latency")
-def bench_hit_latency(as_json: AsJson = False) -> None:
+def bench_hit_latency(
+    directory: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="Where to put what is read; removed again.")
+    ] = Path(),
+    rounds: Annotated[
+        int | None, typer.Option(help="How often each is measured, in turns with the others.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small and rough: does it work?")] = False,
+    as_json: AsJson = False,
+) -> None:
     """DRAM hit, NVMe hit and miss, next to a memcpy and raw reads of the same bytes."""
-    with _quiet_stdout(as_json):
+    with _quiet_stdout(as_json), _progress("measuring", as_json) as progress:
         from .bench import hit_latency as program
 
-        result = program.run()
+        size = program.QUICK if quick else program.FULL
+        result = program.run(
+            directory,
+            rounds=size.rounds if rounds is None else rounds,
+            round_bytes=size.round_bytes,
+            round_chunks=size.round_chunks,
+            progress=progress,
+        )
     _show(result, program.table, as_json)
 
 
@@ -158,14 +177,26 @@ def _quiet_stdout(as_json: bool) -> Iterator[None]:
 
 @contextmanager
 def _progress(what: str, as_json: bool) -> Iterator[Progress]:
-    """A progress bar on standard error, only where that is a terminal and --json was not given."""
+    """A progress bar on standard error, only where that is a terminal and --json was not given.
+
+    Drawn by the caller's thread: a drawing thread would take the interpreter lock from a benchmark.
+    """
     from rich.console import Console
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    with Bar(console=console, disable=as_json or not console.is_terminal, transient=True) as bar:
+    hidden = as_json or not console.is_terminal
+    with Bar(console=console, disable=hidden, transient=True, auto_refresh=False) as bar:
         task = bar.add_task(what)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        drawn_s = 0.0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal drawn_s
+            due = time.monotonic() - drawn_s > _REDRAW_S
+            drawn_s = time.monotonic() if due else drawn_s
+            bar.update(task, completed=done, total=total, refresh=due)
+
+        yield progress
 
 
 def _show(result: dict[str, Any], table: Callable[[Any], Any], as_json: bool) -> None:

@@ -2,8 +2,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
+
+# A busy machine is no fault of the code: nothing here asserts how long something took.
+settings.register_profile("rootcellar", deadline=None)
+settings.load_profile("rootcellar")
 
 
 def pytest_configure() -> None:

@@ -64,8 +64,7 @@ class Loading:
         cold, dram = self._cold, self._cold.dram
         chunk = dram.at(done.slot)
         if done.status is Status.OK:
-            clean = cold.nvme.holds(chunk.key) and not chunk.detached
-            dram.settle(chunk, ChunkState.CLEAN if clean else ChunkState.UNBACKED)
+            dram.settle(chunk, ChunkState.CLEAN)
             self._loads.arrived(done.slot)
             return
         self._loads.failed(done.slot, done.status.name.lower())

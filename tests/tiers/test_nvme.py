@@ -46,8 +46,9 @@ class NvmeHarness(TierHarness):
         self.arena = SharedArena(CHUNK_BYTES, NUM_SLOTS)
         self.why_not = WhyNot()
         self.dram = DramTier(self.arena, LruOrder(), self.why_not)
-        self.may_verify = threading.Event()
+        self.may_verify, self.may_rename = threading.Event(), threading.Event()
         self.may_verify.set()
+        self.may_rename.set()
         self.io = ThreadBackend(self.root, self.arena, lanes=8, itemsize=4, pause=self._pause)
         self.tier = NvmeTier(
             self.root,
@@ -65,6 +66,8 @@ class NvmeHarness(TierHarness):
     def _pause(self, point: str) -> None:
         if point == "verify":
             self.may_verify.wait()
+        if point == "rename":
+            self.may_rename.wait()
 
     def offer(self, path: Path) -> None:
         self.tier.touch(keys_of(path), self.held(path), hits=0)
@@ -148,6 +151,7 @@ class NvmeHarness(TierHarness):
 
     def close(self) -> None:
         self.may_verify.set()
+        self.may_rename.set()
         self.tier.close()
         self.arena.close()
         self.recovered.lock.close()
@@ -194,6 +198,24 @@ def test_a_file_is_not_written_while_its_predecessor_is_being_removed(nvme: Nvme
     nvme.flusher.add(chunk)
     nvme.settle_writes()
     assert nvme.held((1,)) == 1
+    nvme.check_integrity()
+
+
+def test_a_chunk_dropped_while_it_is_written_leaves_no_file(nvme: NvmeHarness) -> None:
+    chunk = nvme.reserve((1,), ChunkState.WRITING)
+    nvme.dram.settle(chunk, ChunkState.UNBACKED)
+    nvme.may_rename.clear()
+    nvme.flusher.add(chunk)
+    nvme.flusher.run()
+    nvme.tier.submit()
+    nvme.tier.drop(chunk.key, "for the test")
+    nvme.may_rename.set()
+    nvme.settle_writes()
+    while nvme.tier.jobs_in_flight:
+        nvme.io.wait(1.0)
+        nvme.tier.poll()
+    assert chunk_files(nvme.root) == []
+    assert chunk.state is ChunkState.UNBACKED
     nvme.check_integrity()
 
 

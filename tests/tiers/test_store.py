@@ -352,6 +352,22 @@ def test_a_file_spoilt_while_the_store_is_open_is_a_miss(tmp_path: Path) -> None
         store.check_integrity()
 
 
+def test_what_dram_holds_below_a_chunk_that_went_bad_is_given_up(tmp_path: Path) -> None:
+    chain = (1, 2, 3, 4)
+    with _store(tmp_path) as store:
+        _put(store, chain)
+    with _store(tmp_path) as store:
+        store.get(keys_of(chain), start=3)  # the last one is in DRAM now, without those before it
+        path = next(p for p in chunk_files(tmp_path / "store") if p.stem == keys_of(chain)[1].hex())
+        _spoil(path, "flip", path)
+        _check(store, chain, 1)
+        store.flush()  # until the last read has let go of its slot
+        assert store.stats()["dram"]["slots_used"] == 1
+        store.check_integrity()
+        assert _put(store, chain) == 4
+        _check(store, chain, 4)
+
+
 # Budgets
 
 
@@ -416,6 +432,18 @@ def test_invalidated_chunks_are_gone_here_and_after_a_restart(tmp_path: Path) ->
     with _store(tmp_path) as store:
         _check(store, (1, 2), 0)
         _check(store, (3,), 1)
+
+
+def test_a_load_that_is_ready_is_empty_after_an_invalidation(store: TieredStore) -> None:
+    _put(store, (1, 2))
+    load = store.prepare_load(keys_of((1, 2)))
+    store.wait_load(load)
+    assert len(store.load_views(load)) == 2
+    store.invalidate()
+    assert store.load_views(load) == []
+    store.complete_load(load)
+    store.flush()
+    assert store.stats()["dram"]["slots_used"] == 0
 
 
 def test_what_is_under_way_when_the_namespace_is_invalidated_is_never_served(

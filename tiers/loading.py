@@ -60,8 +60,8 @@ class Loading:
         self._loads.close(load)
 
     def apply(self, done: ReadDone) -> None:
-        """A read ended: its chunk becomes readable, or all that hangs from it ends there."""
-        cold, dram = self._cold, self._cold.dram
+        """A read ended: its chunk becomes readable, or the loads that wait for it end before it."""
+        dram = self._cold.dram
         chunk = dram.at(done.slot)
         if done.status is Status.OK:
             dram.settle(chunk, ChunkState.CLEAN)
@@ -70,8 +70,6 @@ class Loading:
         self._loads.failed(done.slot, done.status.name.lower())
         dram.detach(chunk)
         dram.settle(chunk, ChunkState.UNBACKED)
-        if not cold.expects(chunk.key):
-            dram.detach_below(chunk.key)
 
     def expire(self) -> None:
         self._cold.metrics.late_loads += self._loads.expire(time.monotonic())

@@ -304,8 +304,10 @@ class NvmeTier:
         return bool(self._own.table.writing[row]) or key in self._reading or self._dram.anchors(key)
 
     def _lost(self, key: Key, why: str) -> None:
+        """Unless DRAM has it, `key` is nowhere now, and nothing may hang from it."""
         if not self._dram.unback(key):
             self._why_not.record(key, why)
+            self._dram.detach_below(key)
 
     def _trim(self) -> None:
         """Evict what a smaller budget than last time no longer holds."""

@@ -4,7 +4,7 @@ same model without a cache; then the store is opened again by a new process.
     report = run(on_row=print)
 
 Every request is answered twice, and every token compared. The page pool holds about a quarter of
-what is said, DRAM another, NVMe all of it, so that all three tiers have to serve.
+what is said, DRAM half, NVMe all of it, so that all three tiers have to serve.
 """
 
 import json
@@ -84,9 +84,9 @@ def _workload(demo_model: DemoModel, sessions: Path | None) -> Workload:
 
 
 def _budgets(layout: KVLayout, workload: Workload, hbm_tokens: int | None) -> dict[str, int]:
-    """A quarter of the workload in HBM, a quarter in DRAM, and room for all of it on NVMe."""
+    """A quarter of the workload in HBM, half in DRAM, and room for all of it on NVMe."""
     distinct = workload.distinct_tokens(layout.chunk_tokens)
-    dram_chunks = max(_MIN_DRAM_CHUNKS, distinct // 4 // layout.chunk_tokens)
+    dram_chunks = max(_MIN_DRAM_CHUNKS, distinct // 2 // layout.chunk_tokens)
     nvme_chunks = 4 * distinct // layout.chunk_tokens + 64
     if hbm_tokens is None:
         hbm_tokens = max(_MIN_HBM_TOKENS, distinct // 4)

@@ -73,8 +73,8 @@ def succeeded(report: dict[str, Any]) -> bool:
 def rows_table(rows: Sequence[Row]) -> Table:
     """One line per request so far, for a live display."""
     table = Table(title="prompt tokens by source, and time to first token")
-    table.add_column("request")
-    for name in (*SOURCES, "without cache", "with", "faster", "same output"):
+    table.add_column("request", no_wrap=True)
+    for name in (*SOURCES, "no cache", "cached", "faster", "same"):
         table.add_column(name, justify="right")
     for row in rows:
         counts = [str(getattr(row, source) or "·") for source in SOURCES]

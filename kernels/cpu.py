@@ -5,6 +5,7 @@ needs no dtype numpy would have to know, and keeps pace with a loop of memcpy ov
 Slots that follow each other are moved as one slice. Arguments come checked.
 """
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -24,8 +25,10 @@ def gather(pages: torch.Tensor, slots: Slots, out: torch.Tensor) -> None:
     source, target = _rows(pages), _rows(out)
     runs = _runs(slots)
     if len(runs) * _MIN_RUN > len(slots):
-        # Slots are in range: clip only spares take the buffer that raising would need.
-        np.take(source, slots, axis=1, out=target, mode="clip")
+        units, source, target = _in_units(runs, slots, source, target)
+        for plane, filled in zip(source, target, strict=True):
+            # Units are in range: clip only spares take the buffer that raising would need.
+            np.take(plane, units, out=filled, mode="clip")
         return
     for start, stop, slot in _spans(runs, slots):
         target[:, start:stop] = source[:, slot : slot + stop - start]
@@ -35,7 +38,9 @@ def scatter(chunk: torch.Tensor, pages: torch.Tensor, slots: Slots) -> None:
     source, target = _rows(chunk), _rows(pages)
     runs = _runs(slots)
     if len(runs) * _MIN_RUN > len(slots):
-        target[:, slots] = source
+        units, target, source = _in_units(runs, slots, target, source)
+        for plane, filled in zip(source, target, strict=True):
+            filled[units] = plane
         return
     for start, stop, slot in _spans(runs, slots):
         target[:, slot : slot + stop - start] = source[:, start:stop]
@@ -54,6 +59,21 @@ def _runs(slots: Slots) -> list[int]:
     """Where in `slots` a run of consecutive slots starts."""
     (breaks,) = (slots[1:] - slots[:-1] != 1).nonzero()
     return [0, *(breaks + 1).tolist()] if len(slots) else []
+
+
+def _in_units(runs: list[int], slots: Slots, pages: Rows, chunk: Rows) -> tuple[Slots, Rows, Rows]:
+    """Slots, pages and chunk counted in the largest unit in which every run starts and ends: an
+    engine's pages, where slots are allocated by the page."""
+    unit = math.gcd(*runs, *slots[runs].tolist(), len(slots), pages.shape[1])
+    if unit == 1:
+        return slots, pages, chunk
+    return slots[::unit] // unit, _widened(pages, unit), _widened(chunk, unit)
+
+
+def _widened(rows: Rows, unit: int) -> Rows:
+    planes, num_tokens = rows.shape
+    wide = rows.view(np.uint8).reshape(planes, num_tokens // unit, unit * rows.itemsize)
+    return wide.view(f"V{unit * rows.itemsize}")[..., 0]
 
 
 def _spans(runs: list[int], slots: Slots) -> Iterator[tuple[int, int, int]]:

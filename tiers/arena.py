@@ -109,6 +109,11 @@ class SharedArena(ArenaMapping):
         super().close()
 
     @property
+    def growing(self) -> bool:
+        """Whether more slots will come."""
+        return not self._settled
+
+    @property
     def _settled(self) -> bool:
         """Whether touched_slots will not grow any more."""
         ended = self._closing or self.populate_error is not None

@@ -262,12 +262,20 @@ class TieredStore:
             assert on_nvme or not clean, "a clean or staged chunk is not on nvme"
 
     def _wait_for_room(self, pending: int, deadline_s: float) -> bool:
-        """Whether, of `pending` writes that hold a slot, one ended before the deadline."""
-        self.poll()
-        while self._cold.flusher.pending >= pending > 0 and time.monotonic() < deadline_s:
-            self._cold.nvme.wait(0.01)
+        """Whether, before the deadline, one of `pending` writes that hold a slot ended, or the
+        arena, still being populated, grew."""
+        cold = self._cold
+        slots = cold.arena.touched_slots
+        while True:
             self.poll()
-        return self._cold.flusher.pending < pending
+            if cold.flusher.pending < pending or cold.arena.touched_slots > slots:
+                return True
+            if time.monotonic() > deadline_s or not (pending or cold.arena.growing):
+                return False
+            if cold.arena.growing:
+                cold.arena.wait_touched(slots + 1, 0.01)
+            else:
+                cold.nvme.wait(0.01)
 
     def _chain(self, keys: Sequence[Key]) -> list[Key]:
         self._open_or_raise()

@@ -1,28 +1,40 @@
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from rootcellar.admission.base import Tier
 from rootcellar.bench import hit_latency
-from rootcellar.bench.engine_thread import ENGINES, on_one_core, run_until_ready
+from rootcellar.bench.engine_thread import ENGINES, on_cores, run_until_ready, split_cores
 from rootcellar.bench.hit_field import open_field
-from rootcellar.bench.hit_rivals import MEMCPY, NVME, RAW, Samples, What
+from rootcellar.bench.hit_rivals import MEMCPY, NVME, RAW, Samples, What, open_rivals
 from rootcellar.bench.hit_rows import rows_of
 from rootcellar.bench.hit_stores import Chunks, files_of, fill, layout_of, open_in_place, twin
-from rootcellar.bench.raw_io import PageLoop, RawReader, build_page_loop
+from rootcellar.tiers.arena import STEP_BYTES
 from rootcellar.tiers.base import LoadState
-from rootcellar.tiers.chunk_file import HEADER_BYTES
 from rootcellar.tiers.config import StoreConfig
 from rootcellar.tiers.store import TieredStore
 
 SMALL = 128 << 10
 DEPTHS = (1, 2)
+
+
+def test_the_engine_has_a_core_of_its_own_only_while_it_is_measured() -> None:
+    before = os.sched_getaffinity(0)
+    engine, others = split_cores()
+    assert len(engine) == 1
+    assert engine | others == before
+    assert not engine & others or len(before) == 1
+    with on_cores(others):
+        with on_cores(engine):
+            assert os.sched_getaffinity(0) == engine
+        assert os.sched_getaffinity(0) == others
+    assert os.sched_getaffinity(0) == before
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +148,33 @@ def test_each_store_reads_every_chunk_from_disk_every_time(tmp_path: Path) -> No
             store.check_integrity()
 
 
+def test_a_hit_that_is_cut_short_is_an_error_and_not_a_fast_one(tmp_path: Path) -> None:
+    chunks = Chunks.of_size(SMALL, 0)
+    with (
+        open_field(tmp_path, chunks, 2, (1,), ("threads",), 0) as field,
+        open_rivals(field, 1, None) as rivals,
+    ):
+        rival = rivals[What(NVME, "threads", "idle")]
+        assert len(rival().latencies_s) == 2
+        field.files[1].unlink()
+        with pytest.raises(OSError, match="1 chunks from nvme was cut short: missing"):
+            rival()
+
+
+def test_wrong_bytes_are_noticed_before_anything_is_measured(tmp_path: Path) -> None:
+    with open_field(tmp_path, Chunks.of_size(SMALL, 0), 2, (1,), ("threads",), 0) as field:
+        field.check()
+        with pytest.raises(AssertionError, match="bytes of chunk 0"):
+            replace(field, chunks=Chunks.of_size(SMALL, 1)).check()
+
+
+def test_a_store_to_measure_has_all_its_memory(tmp_path: Path) -> None:
+    chunks, num_slots = Chunks.of_size(SMALL, 0), 6 * STEP_BYTES // SMALL
+    fill(tmp_path / "s", chunks, chunks.chain("x", 1))
+    with open_in_place(tmp_path / "s", chunks, num_slots, "threads") as store:
+        assert store.stats()["dram"]["slots_touched"] == num_slots
+
+
 def test_twins_share_their_files_and_nothing_else(tmp_path: Path) -> None:
     chunks, roots = Chunks.of_size(SMALL, 0), [tmp_path / "a", tmp_path / "b"]
     keys = chunks.chain("x", 3)
@@ -175,50 +214,6 @@ def test_what_a_store_cannot_hold_is_an_error_and_not_a_fast_load(tmp_path: Path
         chunks.put(store, chunks.chain("x", 3))
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-def test_raw_reads_bring_the_payload_of_each_file(depth: int, tmp_path: Path) -> None:
-    files = [tmp_path / str(number) for number in range(6)]
-    for number, file in enumerate(files):
-        file.write_bytes(bytes(HEADER_BYTES) + bytes([number]) * 8192)
-    targets = [memoryview(bytearray(8192)) for _ in range(depth)]
-    with RawReader(files, targets, 0) as reader:
-        for first in range(0, 6, depth):
-            reader.read(first)
-            assert [target[-1] for target in targets] == list(range(first, first + depth))
-
-
-def test_a_raw_read_that_fails_raises_and_the_next_one_works(tmp_path: Path) -> None:
-    files = [tmp_path / str(number) for number in range(4)]
-    for number, file in enumerate(files):
-        file.write_bytes(bytes(HEADER_BYTES + (100 if number == 1 else 8192)))
-    targets = [memoryview(bytearray(8192)) for _ in range(2)]
-    with RawReader(files, targets, 0) as reader:
-        with pytest.raises(OSError, match="chunk file 1 is shorter"):
-            reader.read(0)
-        reader.read(2)
-
-
-def test_the_page_loop_puts_each_page_where_it_belongs(tmp_path: Path) -> None:
-    library = build_page_loop(tmp_path)
-    if library is None:
-        pytest.skip("no C compiler")
-    rng, page_bytes = np.random.default_rng(0), 64
-    chunk = rng.integers(0, 255, (3, 4, page_bytes), np.uint8)  # planes, pages of the chunk, bytes
-    pool = np.zeros((3, 10, page_bytes), np.uint8)
-    pages = np.array([7, 2, 9, 0])
-    loop = PageLoop(library, 3, page_bytes, 10 * page_bytes)
-    loop.copy(chunk.ctypes.data, pool.ctypes.data, pages)
-    assert np.array_equal(pool[:, pages], chunk)
-    assert not pool[:, [1, 3, 4, 5, 6, 8]].any()
-
-
-def test_without_a_compiler_there_is_no_page_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert build_page_loop(tmp_path) is None
-
-
 def test_ratios_compare_a_hit_with_the_reads_beside_it() -> None:
     hits = [
         Samples([2.0, 2.0], 8, steps=10, raw_s=[1.0, 1.0]),
@@ -239,10 +234,3 @@ def test_ratios_compare_a_hit_with_the_reads_beside_it() -> None:
     assert hit["p50"] == pytest.approx(2e6)
     assert rows[RAW.name]["count"] == 4
     assert "engine alone" not in rows
-
-
-def test_the_engine_keeps_to_one_core_only_while_it_is_measured() -> None:
-    before = os.sched_getaffinity(0)
-    with on_one_core():
-        assert len(os.sched_getaffinity(0)) == 1
-    assert os.sched_getaffinity(0) == before

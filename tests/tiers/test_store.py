@@ -551,3 +551,11 @@ def test_nothing_of_a_closed_store_is_left_open(tmp_path: Path) -> None:
 
 def test_the_layout_of_the_toys_is_one_page_a_chunk() -> None:
     assert LAYOUT.chunk_bytes == CHUNK_BYTES == 4096
+
+
+def test_a_put_waits_for_an_arena_that_is_still_being_populated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rootcellar.tiers.arena.STEP_BYTES", CHUNK_BYTES)
+    with _store(None, dram=512) as store:  # a step, and a system call, per chunk
+        assert _put(store, tuple(range(400))) == 400

@@ -7,6 +7,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import xxhash
@@ -200,7 +201,8 @@ class Lane:
         except FileNotFoundError:
             # The folder of the key's first digits may be new. The namespace's is never made here:
             # if it is gone, it was dropped, and what was written for it must not come back.
-            os.mkdir(os.path.dirname(path), 0o700)
+            with suppress(FileExistsError):  # another lane was first
+                os.mkdir(os.path.dirname(path), 0o700)
             os.rename(temporary, path)
 
     # Removing --------------------------------------------------------------------------------

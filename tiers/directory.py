@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from .chunk_file import CHUNKS, DROPPED, FORMAT, FORMAT_VERSION, LOCK, TMP
@@ -42,7 +43,8 @@ class DirectoryLock:
     def close(self) -> None:
         """Idempotent. The lock is free when every process that shares it has let go."""
         if self.fd >= 0:
-            os.ftruncate(self.fd, 0)  # nobody's from now on, and there is no pid to recycle
+            with suppress(OSError):
+                os.ftruncate(self.fd, 0)  # nobody's from now on, and there is no pid to recycle
             os.close(self.fd)
             self.fd = -1
 
@@ -55,9 +57,8 @@ def claim(root: Path) -> DirectoryLock:
     """
     try:
         _check(root)
-        lock = DirectoryLock(os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o600))
+        lock = _take(root)
         try:
-            _take(lock.fd, root)
             _lay_out(root)
         except BaseException:
             lock.close()
@@ -124,7 +125,19 @@ def _write_format(root: Path) -> None:
     path.rename(root / FORMAT)
 
 
-def _take(fd: int, root: Path) -> None:
+def _take(root: Path) -> DirectoryLock:
+    fd = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        _wait_for_lock(fd, root)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    except BaseException:
+        os.close(fd)  # the pid in it is not ours to remove
+        raise
+    return DirectoryLock(fd)
+
+
+def _wait_for_lock(fd: int, root: Path) -> None:
     deadline_s = time.monotonic() + ORPHAN_GRACE_S
     while not _try_lock(fd):
         pid = _read_pid(root / LOCK)
@@ -132,8 +145,6 @@ def _take(fd: int, root: Path) -> None:
             who = f"process {pid}" if pid else "another process"
             raise StoreLockedError(f"{root} is in use by {who}; close it there or use another path")
         time.sleep(0.01)
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
 
 
 def _try_lock(fd: int) -> bool:

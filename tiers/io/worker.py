@@ -56,7 +56,8 @@ class WorkerConfig:
 
     def _stop_here(self, point: str) -> None:
         if point == self.hold:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this thread: it goes no further, while one to the process may first hit another.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 class _Worker:

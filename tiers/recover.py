@@ -177,12 +177,14 @@ class _Recovery:
                 strangers.append(path)
                 continue
             names = set(os.listdir(path))
-            mine = {row.key.hex() + SUFFIX: row for row in by_shard.pop(shard, ())}
-            kept += [row for name, row in mine.items() if name in names]
-            self._forget(
-                [row for name, row in mine.items() if name not in names], "rows without a file"
-            )
-            strangers += [f"{path}/{name}" for name in names.difference(mine)]
+            for row in by_shard.pop(shard, ()):
+                name = row.key.hex() + SUFFIX
+                if name in names:
+                    names.remove(name)
+                    kept.append(row)
+                else:
+                    self._forget([row], "rows without a file")
+            strangers += [f"{path}/{name}" for name in names]
         for stale in by_shard.values():
             self._forget(stale, "rows without a file")
         return kept, strangers

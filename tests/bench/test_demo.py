@@ -14,8 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from rootcellar.bench.demo import run
 from rootcellar.bench.demo_model import load_model
 from rootcellar.bench.demo_report import Row, report_of, rows_table, succeeded, summary_table
+from rootcellar.bench.demo_restart import ask_again
+from rootcellar.bench.demo_serving import Answer
 from rootcellar.bench.demo_view import run_live
 from rootcellar.bench.demo_workload import MAX_REQUESTS, file_workload, shipped_workload
+from rootcellar.connector.served import Served
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces" / "agent-text"
 
@@ -202,6 +205,22 @@ def test_one_different_token_anywhere_is_a_failure() -> None:
     assert succeeded(report_of([_row()], same))
     assert not succeeded(report_of([_row(), _row(identical=False)], same))
     assert not succeeded(report_of([_row()], same | {"outputs_identical": False}))
+
+
+def test_a_reply_of_other_tokens_is_not_the_same() -> None:
+    served = Served(hbm=1, dram=0, nvme=0, computed=2, ttft_s=0.1)
+    answers = [Answer(reply=reply, ttft_s=0.1) for reply in ([1, 2], [1, 2], [1, 3])]
+    assert Row.of("same", answers[0], answers[1], served).identical
+    assert not Row.of("other", answers[0], answers[2], served).identical
+
+
+def test_the_new_process_notices_another_reply(model_path: str, tmp_path: Path) -> None:
+    budgets = {"hbm_tokens": 512, "dram_bytes": 1 << 20, "nvme_bytes": 1 << 24}
+    spec: dict[str, Any] = {"model": model_path, "store": str(tmp_path), "budgets": budgets}
+    exchange: dict[str, list[int]] = {"prompt": [1, 2, 3], "reply": []}
+    found = ask_again(spec | {"exchanges": [exchange]})
+    assert not found["outputs_identical"]
+    assert found["computed_tokens"] == 3
 
 
 def test_a_difference_is_shown() -> None:

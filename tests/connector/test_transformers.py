@@ -303,8 +303,9 @@ def test_a_copy_that_is_interrupted_leaves_nothing_behind(
             patch.setattr(f"rootcellar.connector.transformers.{fails_in}", interrupted)
             with pytest.raises(Interrupted):
                 cached.generate(doubled, max_new_tokens=2, pad_token_id=0)
-        tokens = cached.generate(prompt, max_new_tokens=2, pad_token_id=0)
-        assert torch.equal(tokens, _expected(model, prompt, max_new_tokens=2, pad_token_id=0))
+        for again in (prompt, doubled):
+            tokens = cached.generate(again, max_new_tokens=8, pad_token_id=0)
+            assert torch.equal(tokens, _expected(model, again, max_new_tokens=8, pad_token_id=0))
         _check_accounts(cached)
 
 

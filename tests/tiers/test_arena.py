@@ -3,6 +3,8 @@ import gc
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -79,6 +81,22 @@ def test_closing_does_not_wait_until_all_of_it_is_populated(
     arena = SharedArena(SLOT_BYTES, 1 << 20)
     arena.close()
     assert arena.touched_slots < 1 << 20
+
+
+def test_nobody_populates_what_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(fd: int, start: int, size_bytes: int) -> None:
+        os.fstat(fd)  # still open
+        time.sleep(0.05)
+        os.fstat(fd)
+
+    monkeypatch.setattr(arena_module, "_MADV_POPULATE_WRITE", 4242)
+    monkeypatch.setattr(arena_module, "STEP_BYTES", SLOT_BYTES)
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    arena = SharedArena(SLOT_BYTES, 100)
+    time.sleep(0.07)
+    arena.close()
+    assert arena.populate_error is None
+    assert "rootcellar-populate" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_without_populating_in_the_kernel_the_memory_is_there_all_the_same(

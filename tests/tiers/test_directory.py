@@ -72,6 +72,17 @@ def test_the_lock_of_a_dead_process_is_free(tmp_path: Path) -> None:
     lock.close()
 
 
+def test_a_process_that_was_killed_and_not_waited_for_holds_nothing(tmp_path: Path) -> None:
+    claim(tmp_path).close()
+    killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with killed:
+        (tmp_path / "lock").write_text(f"{killed.pid}\n")
+        assert holder(tmp_path) == killed.pid
+        killed.kill()
+        os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+        assert holder(tmp_path) is None
+
+
 def test_whoever_inherits_the_descriptor_keeps_it_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,8 +66,11 @@ def test_a_full_batch_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert gate.commits == 0
     writer.put(meta_of(BATCH_CHANGES), 4096, 1.0)
     _until(lambda: gate.commits == 1)
+    writer.put(meta_of(BATCH_CHANGES + 1), 4096, 1.0)
+    time.sleep(0.05)
+    assert gate.commits == 1, "the next batch is not full"
     writer.close()
-    assert len(_keys(tmp_path / "index")) == BATCH_CHANGES
+    assert len(_keys(tmp_path / "index")) == BATCH_CHANGES + 1
 
 
 def test_a_few_changes_are_committed_after_a_moment(

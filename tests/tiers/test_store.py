@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -559,3 +561,25 @@ def test_a_put_waits_for_an_arena_that_is_still_being_populated(
     monkeypatch.setattr("rootcellar.tiers.arena.STEP_BYTES", CHUNK_BYTES)
     with _store(None, dram=512) as store:  # a step, and a system call, per chunk
         assert _put(store, tuple(range(400))) == 400
+
+
+@pytest.mark.parametrize("io", ["threads", "process"])
+def test_a_process_that_closes_no_store_ends_all_the_same(tmp_path: Path, io: str) -> None:
+    script = f"""
+from rootcellar.tiers.config import StoreConfig
+from rootcellar.tiers.store import TieredStore
+from rootcellar.tiers.toy import *
+
+config = StoreConfig(
+    dram_bytes=4 * CHUNK_BYTES,
+    nvme_path={str(tmp_path / "store")!r},
+    nvme_bytes=9 * FILE_BYTES,
+    io={io!r},
+)
+store = TieredStore(config, NAMESPACE)
+assert store.put(keys_of((1, 2)), chunks_of((1, 2))) == 2
+assert store.flush()
+"""
+    subprocess.run([sys.executable, "-P", "-c", script], check=True, timeout=60)
+    with _store(tmp_path) as store:
+        _check(store, (1, 2), 2)

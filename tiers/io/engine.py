@@ -1,23 +1,28 @@
 """Runs jobs on lanes: an asyncio loop starts and supervises them, and is out of the way per chunk.
 
-A lane is one call in a thread that drains the queue. Between two chunks there is no await, no
-future and no hop to the loop; the loop only hears of jobs that came and of lanes that ran dry.
+A lane is a thread that lasts as long as the engine. It drains the queue, and rests when
+it is empty; whoever puts jobs wakes as many resting lanes as there is work for. Between two chunks
+there is no await, no future and no hop to the loop, and from a job's arrival to its lane only one.
 """
 
 import asyncio
+import logging
 import os
+import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Container, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 from ..arena import ArenaMapping
 from ..chunk_file import INDEX, supports_o_direct
 from ..index_writer import IndexWriter
 from .base import Completion, Job, ReadJob, Status
 from .lane import Lane
+
+_log = logging.getLogger(__name__)
 
 READS_PER_WRITE = 8
 """With a single lane, reads that may go before a waiting write."""
@@ -99,50 +104,75 @@ class Engine:
             )
             for number in range(lanes)
         ]
-        self._threads = ThreadPoolExecutor(lanes, "rootcellar-lane")
         self._running: dict[int, asyncio.Future[None]] = {}
+        self._resting: set[int] = set()
+        self._calls: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(lanes)]
+        self._stopping = False
+
+    def start(self) -> None:
+        """Start the lanes. On the loop."""
+        for number in range(len(self._lanes)):
+            self._start_lane(number)
 
     def put(self, jobs: Iterable[Job]) -> None:
-        """Queue jobs, from any thread; dispatch() must follow on the loop."""
+        """Queue jobs and wake lanes for them, from any thread."""
         self._queue.put(jobs)
-
-    def dispatch(self) -> None:
-        """Start a lane for each waiting job, as far as lanes are idle. On the loop."""
-        loop = asyncio.get_running_loop()
-        for number in self._queue.lanes_wanted(self._running):
-            lane = loop.run_in_executor(self._threads, self._drain, number)
-            self._running[number] = lane
-            lane.add_done_callback(partial(self._ran_dry, number))
+        busy = set(range(len(self._lanes))) - self._resting
+        for number in self._queue.lanes_wanted(busy):
+            if number in self._resting:
+                self._resting.discard(number)
+                self._calls[number].put(None)
 
     async def stop(self, timeout_s: float) -> None:
         """Finish what is queued, within the timeout, and commit the index.
 
         What is not begun by then is UNAVAILABLE; a job that is under way is always waited for.
         """
-        self.dispatch()
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
-        while self._running:
-            left_s = deadline_s - asyncio.get_running_loop().time()
-            await asyncio.wait(self._running.values(), timeout=max(0.0, left_s))
-            if left_s <= 0:
-                self._refuse_rest()
-                await asyncio.wait(self._running.values())
-        self._threads.shutdown()
+        self._stopping = True
+        for call in self._calls:
+            call.put(None)
+        _, pending = await asyncio.wait(self._running.values(), timeout=timeout_s)
+        if pending:
+            for job in self._queue.take_all():
+                self._report(Completion(job.job_id, Status.UNAVAILABLE))
+            await asyncio.wait(pending)
         self._index.close()
 
-    def _drain(self, number: int) -> None:
+    def _start_lane(self, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._running[number] = ended = loop.create_future()
+        ended.add_done_callback(partial(self._ended, number))
+        # A daemon, unlike an executor's threads: a store that nobody closed must not keep its
+        # process from ending.
+        threading.Thread(
+            target=self._live, args=(number, ended), name=f"rootcellar-lane-{number}", daemon=True
+        ).start()
+
+    def _live(self, number: int, ended: asyncio.Future[None]) -> None:
+        try:
+            self._work(number)
+        except BaseException:
+            _log.exception("lane %d ended", number)
+        ended.get_loop().call_soon_threadsafe(ended.set_result, None)
+
+    def _ended(self, number: int, _: asyncio.Future[None]) -> None:
+        if not self._stopping:  # lanes do not raise; if one ever does, the others need it back
+            self._start_lane(number)
+
+    def _work(self, number: int) -> None:
         lane = self._lanes[number]
-        while (job := self._queue.take(number)) is not None:
+        while (job := self._queue.take(number) or self._rest(number)) is not None:
             self._report(lane.run(job))
 
-    def _ran_dry(self, number: int, lane: asyncio.Future[None]) -> None:
-        del self._running[number]
-        lane.result()  # lanes do not raise; if one ever does, the loop logs it
-        self.dispatch()  # a job may have come after the lane's last look
-
-    def _refuse_rest(self) -> None:
-        for job in self._queue.take_all():
-            self._report(Completion(job.job_id, Status.UNAVAILABLE))
+    def _rest(self, number: int) -> Job | None:
+        """Wait for a job; None when there will be none."""
+        while True:
+            self._resting.add(number)
+            job = self._queue.take(number)  # one that came before this lane was known to rest
+            if job is not None or self._stopping:
+                self._resting.discard(number)
+                return job
+            self._calls[number].get()
 
 
 def _pop(jobs: deque[Job]) -> Job | None:

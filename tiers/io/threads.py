@@ -48,7 +48,6 @@ class ThreadBackend(IoBackend):
             self._done.extend(Completion(job.job_id, Status.UNAVAILABLE) for job in jobs)
         else:
             self._engine.put(jobs)
-            self._loop.call_soon_threadsafe(self._engine.dispatch)
 
     def poll(self) -> list[Completion]:
         done = [self._done.popleft() for _ in range(len(self._done))]
@@ -79,6 +78,7 @@ class ThreadBackend(IoBackend):
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._loop.call_soon(self._engine.start)
         self._loop.run_forever()
 
     def _report(self, done: Completion) -> None:

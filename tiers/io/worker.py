@@ -81,6 +81,7 @@ class _Worker:
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
         self._watch_parent(loop)
+        self._engine.start()
         loop.add_reader(self._socket, self._receive)
         await self._closing.wait()
         await self._engine.stop(CLOSE_TIMEOUT_S)
@@ -97,7 +98,6 @@ class _Worker:
         if not piece and not self._unpacker.closing:
             os._exit(1)
         self._engine.put(self._unpacker.feed(piece))
-        self._engine.dispatch()
         if self._unpacker.closing:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._closing.set()

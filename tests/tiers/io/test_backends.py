@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_128_digest
 
-from rootcellar.tiers.chunk_file import HEADER_BYTES, chunk_path, file_bytes, parse_header
+from rootcellar.tiers.chunk_file import (
+    HEADER_BYTES,
+    chunk_path,
+    file_bytes,
+    pack_header,
+    parse_header,
+)
 from rootcellar.tiers.index import load
 from rootcellar.tiers.io.base import (
     ChunkMeta,
@@ -178,6 +185,13 @@ class TestNeverWrongBytes:
     def test_a_truncated_file_is_corrupt(self, world: IoWorld, left_bytes: int) -> None:
         os.truncate(make_file(world.root, meta_of(1)), left_bytes)
         assert world.read(meta_of(1)).status is Status.CORRUPT
+
+    def test_a_raw_file_that_stores_less_than_the_payload_is_corrupt(self, world: IoWorld) -> None:
+        less = replace(meta_of(1), stored_bytes=SLOT_BYTES // 2)
+        path = make_file(world.root, meta_of(1))
+        stored = content_of(less)[: less.stored_bytes]
+        path.write_bytes(pack_header(less, xxh3_128_digest(stored)) + stored)
+        assert world.read(less).status is Status.CORRUPT
 
     def test_a_file_that_is_not_there_is_missing(self, world: IoWorld) -> None:
         assert world.read(meta_of(1)).status is Status.MISSING
@@ -365,6 +379,25 @@ class TestClosing:
         assert not reopened.recovered.repaired
         reopened.close()
 
+    def test_the_index_follows_files_that_are_recycled_removed_and_reclaimed(
+        self, tmp_path: Path, kind: Kind
+    ) -> None:
+        world = IoWorld(tmp_path / "store", kind)
+        dropped = meta_of(9, generation=2)
+        for meta in [*map(meta_of, range(5)), dropped]:
+            world.write(meta)
+        victims = [file_of(meta_of(0)), file_of(meta_of(1))]
+        world.write(meta_of(5), victims=victims)
+        world.delete(file_of(meta_of(2)))
+        folder = world.folder(dropped)
+        folder.rename(tmp_path / "store" / "dropped" / folder.name)
+        world.run(ReclaimJob(world.new_id(), folder.name))
+        world.run(TouchJob(world.new_id(), ((key_of(3), 5.5, 7),)))
+        world.close()
+        rows = {row.key: row for row in load(tmp_path / "store" / "index.lmdb").rows}
+        assert set(rows) == {key_of(3), key_of(4), key_of(5)}
+        assert (rows[key_of(3)].last_use_s, rows[key_of(3)].hits) == (5.5, 7)
+
     def test_afterwards_jobs_are_refused_and_nothing_is_left_open(
         self, tmp_path: Path, kind: Kind
     ) -> None:
@@ -398,4 +431,19 @@ def test_the_padding_of_a_slot_does_not_reach_the_disk(tmp_path: Path) -> None:
     assert parsed is not None
     assert parsed[0] == meta
     assert content[HEADER_BYTES:] == content_of(meta).ljust(8192, b"\0")
+    world.close()
+
+
+def test_without_o_direct_it_goes_through_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rootcellar.tiers.io.engine.supports_o_direct", lambda root: False)
+    world = IoWorld(tmp_path / "store", "threads")
+    meta = meta_of(1, payload_bytes=9000)
+    assert world.write(meta).status is Status.OK
+    assert world.read(meta).status is Status.OK
+    assert world.holds(meta)
+    os.truncate(_path(world, meta), HEADER_BYTES + 4096)
+    job = ReadJob(world.new_id(), meta, 1)  # into the slot that has the right bytes from before
+    assert world.run(job)[0].status is Status.CORRUPT
     world.close()

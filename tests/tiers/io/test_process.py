@@ -15,6 +15,7 @@ from rootcellar.tiers.chunk_file import HEADER_BYTES
 from rootcellar.tiers.directory import claim
 from rootcellar.tiers.errors import StoreLockedError
 from rootcellar.tiers.io.base import Completion, DeleteJob, Job, ReadJob, Status, WriteJob
+from rootcellar.tiers.io.life import Birth, WorkerLife
 from rootcellar.tiers.io.process import ProcessBackend
 from rootcellar.tiers.io.testing import (
     PATIENCE_S,
@@ -238,8 +239,34 @@ def test_without_descriptors_a_chunk_is_missed_but_not_lost(world: _World) -> No
     assert world.read(meta_of(1)).status is Status.OK
 
 
+def test_one_life_gives_each_job_back_once(tmp_path: Path) -> None:
+    world = IoWorld(tmp_path / "store", "threads")
+    birth = Birth(world.root, world.arena, world.recovered.lock.fd, lanes=2, itemsize=2)
+    life = WorkerLife(birth, hold="verify")
+    make_file(world.root, meta_of(1))
+    life.send([ReadJob(1, meta_of(1), 1)])
+    _until(lambda: _state(life.pid) == "T", "the worker does not come to its pause point")
+    life.kill()
+    assert life.wait_dead() == -signal.SIGKILL
+    assert [done.status for done in life.take()] == [Status.UNAVAILABLE]
+    assert life.take() == []
+    life.release()
+    life.release()
+    world.close()
+
+
+def test_a_worker_whose_socket_ends_ends_too(tmp_path: Path) -> None:
+    world = IoWorld(tmp_path / "store", "threads")
+    birth = Birth(world.root, world.arena, world.recovered.lock.fd, lanes=2, itemsize=2)
+    life = WorkerLife(birth)
+    life._socket.close()
+    assert life.wait_dead() == 1
+    life.release()
+    world.close()
+
+
 _OWNER = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from rootcellar.tiers.io.testing import *
 world = IoWorld(Path(sys.argv[1]), "process", hold=sys.argv[2])
@@ -247,19 +274,21 @@ world.folder(meta_of(1))
 world.fill(meta_of(1), 0)
 world.backend.submit([WriteJob(1, meta_of(1), 0)])
 print(world.backend.worker_pid, flush=True)
+if sys.argv[3:]:
+    os.fork()  # the child keeps the socket open
 time.sleep(60)
 """
 
 
-def _start_owner(root: Path, hold: str) -> tuple["subprocess.Popen[str]", int]:
-    command = [sys.executable, "-P", "-c", _OWNER, str(root), hold]
+def _start_owner(root: Path, hold: str = "", *more: str) -> tuple["subprocess.Popen[str]", int]:
+    command = [sys.executable, "-P", "-c", _OWNER, str(root), hold, *more]
     owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     return owner, int(owner.stdout.readline())
 
 
 def test_an_orphan_ends_and_frees_the_lock(tmp_path: Path) -> None:
-    owner, worker_pid = _start_owner(tmp_path / "store", "")
+    owner, worker_pid = _start_owner(tmp_path / "store")
     with owner:
         _until(lambda: len(list(tmp_path.rglob("*.kv"))) == 1, "nothing is written")
         owner.kill()
@@ -268,6 +297,19 @@ def test_an_orphan_ends_and_frees_the_lock(tmp_path: Path) -> None:
         assert _state(worker_pid) in ("", "Z")
         assert reopened.found() == {meta_of(1).key}
         reopened.close()
+
+
+def test_an_orphan_ends_even_if_a_forked_child_keeps_its_socket_open(tmp_path: Path) -> None:
+    owner, worker_pid = _start_owner(tmp_path / "store", "", "with a forked child")
+    with owner:
+        child = Path(f"/proc/{owner.pid}/task/{owner.pid}/children")
+        _until(lambda: len(child.read_text().split()) == 2, "no child is forked")
+        pids = set(map(int, child.read_text().split())) - {worker_pid}
+        _until(lambda: len(list(tmp_path.rglob("*.kv"))) == 1, "nothing is written")
+        owner.kill()
+        owner.wait()
+        _until(lambda: _state(worker_pid) in ("", "Z"), "the orphan does not end")
+        os.kill(pids.pop(), signal.SIGKILL)
 
 
 def test_while_an_orphan_may_still_write_the_directory_stays_locked(

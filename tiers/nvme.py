@@ -1,10 +1,8 @@
-"""The NVMe tier: which chunk files there are, which of them go when room is needed, and the one
-account of every byte on disk.
+"""The NVMe tier: which chunk files there are, which are on their way in or out, and what the IO
+side was asked to do about it.
 
 All of it is on the engine's thread and in memory. The IO side does the work and reports through
-poll(). Bytes are counted from the moment a job may use them until the job is known to be done:
-
-    used = resident files + what jobs under way may hold + dropped folders + what could not go
+poll().
 """
 
 import time
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..admission.base import Chain, EvictionOrder, Key
-from ..admission.lru import LruOrder
+from .account import DiskAccount
 from .chunk_file import CHUNKS, file_bytes, folder_name
 from .dram import DramChunk, DramTier
 from .dropped import DroppedFolders
@@ -90,18 +88,21 @@ class NvmeTier:
         self._codec = codec
         self._dram = dram
         self._why_not = why_not
-        self._own = Shelf(order)
-        self._foreign = Shelf(LruOrder())
         self._ledger = Ledger(io)
         self._dropped = DroppedFolders(root, dict(recovered.dropped), self._ledger)
+        self._account = DiskAccount(
+            budget_bytes, self._ledger, self._dropped, order, self._busy, self._evicted
+        )
         self._reading: dict[Key, int] = {}
         self._first_job_id = 0  # of this generation
         self._generation = recovered.generations.get(namespace) or time.time_ns()
         for entry in recovered.entries:
-            shelf = self._own if entry.meta.namespace == namespace else self._foreign
+            own = entry.namespace == namespace
+            shelf = self._account.own if own else self._account.foreign
             shelf.put(entry.meta, entry.file_bytes, entry.last_use_s, entry.hits)
         (root / CHUNKS / self._folder).mkdir(mode=0o700, exist_ok=True)
-        self._trim()
+        self._account.trim()
+        self._ledger.submit()
 
     # What is here ----------------------------------------------------------------------------
 
@@ -127,16 +128,11 @@ class NvmeTier:
     @property
     def used_bytes(self) -> int:
         """Bytes on disk, counting what jobs under way may still hold."""
-        under_way = self._ledger.charged_bytes + self._ledger.leaked_bytes
-        return self.resident_bytes + under_way + self._dropped.used_bytes
+        return self._account.used_bytes
 
     @property
     def free_bytes(self) -> int:
         return max(0, self.budget_bytes - self.used_bytes)
-
-    @property
-    def resident_bytes(self) -> int:
-        return self._own.resident_bytes + self._foreign.resident_bytes
 
     def __len__(self) -> int:
         """Chunks of this namespace, on disk or being written."""
@@ -153,7 +149,7 @@ class NvmeTier:
     def stats(self) -> dict[str, Any]:
         return {
             "chunks": len(self),
-            "resident_bytes": self.resident_bytes,
+            "resident_bytes": self._account.resident_bytes,
             "used_bytes": self.used_bytes,
             "budget_bytes": self.budget_bytes,
             "bytes_written": self.bytes_written,
@@ -190,10 +186,10 @@ class NvmeTier:
         )
         need_bytes = file_bytes(payload_bytes, Codec.RAW)
         self._own.expect(meta, need_bytes)
-        victims = self._make_room(need_bytes)
+        victims = self._account.make_room(need_bytes)
         if victims is None:
             self._own.discard(chunk.key)
-            return Planned.NO if self._ledger.idle and not self._dropped else Planned.LATER
+            return Planned.LATER if self._account.room_may_come else Planned.NO
         charge = max(need_bytes, sum(victim.file_bytes for victim in victims))
         self._ledger.queue(
             lambda job_id: WriteJob(job_id, meta, chunk.slot, tuple(victims)), charge
@@ -231,12 +227,14 @@ class NvmeTier:
 
     def drop(self, key: Key, why: str) -> None:
         """Forget a chunk and all below it, now; their files follow."""
+        files: list[FileRef] = []
         for gone in [key, *self._own.order.descendants(key)]:
             if gone in self._own.table:
                 file = self._own.table.file(gone)
-                if not self._own.discard(gone):
-                    self._ledger.delete([file])  # one being written is deleted when that is done
+                if not self._own.discard(gone):  # one being written is deleted when that is done
+                    files.append(file)
                 self._lost(gone, why)
+        self._ledger.delete(files)
 
     def invalidate(self, order: EvictionOrder) -> None:
         """Make every chunk of this namespace unreachable, for good: also after a crash.
@@ -244,7 +242,7 @@ class NvmeTier:
         Raises TierError when the disk refuses to remember it; nothing is served all the same.
         """
         name, size_bytes = self._folder, self._own.resident_bytes
-        self._own = Shelf(order)
+        self._account.own = Shelf(order)
         self._generation = max(time.time_ns(), self._generation + 1)
         self._first_job_id = self._ledger.next_job_id
         self._dropped.drop(name, size_bytes, self._folder)
@@ -256,68 +254,19 @@ class NvmeTier:
         self._io.close()
 
     def check_integrity(self) -> None:
-        self._own.check_integrity()
-        self._foreign.check_integrity()
-        self._ledger.check_integrity()
-        in_excess = self._ledger.leaked_bytes + self._ledger.charged_bytes
-        in_excess += self._dropped.used_bytes
-        assert self.used_bytes <= max(self.budget_bytes, in_excess)
-
-    # Room ------------------------------------------------------------------------------------
-
-    def _make_room(self, need_bytes: int) -> list[FileRef] | None:
-        """Victims whose bytes, with what is free, hold need_bytes; already unreachable.
-
-        None when that cannot be had; victims found by then are deleted all the same.
-        """
-        victims: list[FileRef] = []
-        freed_bytes = 0
-        while self.used_bytes + max(need_bytes, freed_bytes) > self.budget_bytes:
-            victim = self._evict()
-            if victim is None:
-                self._ledger.delete(victims)
-                return None
-            victims.append(victim)
-            freed_bytes += victim.file_bytes
-        return victims
-
-    def _evict(self) -> FileRef | None:
-        """Take the victim that was unused for longest out of memory; its file is the caller's."""
-        candidates: list[tuple[float, Key, Shelf]] = []
-        for shelf in (self._foreign, self._own):
-            key = shelf.order.victim(self._busy)
-            row = None if key is None else shelf.table.row(key)
-            if key is not None and row is not None:
-                candidates.append((shelf.table.last_use_s[row], key, shelf))
-        if not candidates:
-            return None
-        _, key, shelf = min(candidates, key=lambda candidate: candidate[0])
-        file = shelf.take(key)
-        if shelf is self._own:
-            self._lost(key, "evicted from nvme")
-        return file
+        self._account.check_integrity()
 
     def _busy(self, key: Key) -> bool:
-        row = self._own.table.row(key)
-        if row is None:
-            return False  # of another namespace: nobody here uses it
-        return bool(self._own.table.writing[row]) or key in self._reading or self._dram.anchors(key)
+        return key in self._reading or self._dram.anchors(key)
+
+    def _evicted(self, key: Key) -> None:
+        self._lost(key, "evicted from nvme")
 
     def _lost(self, key: Key, why: str) -> None:
         """Unless DRAM has it, `key` is nowhere now, and nothing may hang from it."""
         if not self._dram.unback(key):
             self._why_not.record(key, why)
             self._dram.detach_below(key)
-
-    def _trim(self) -> None:
-        """Evict what a smaller budget than last time no longer holds."""
-        victims: list[FileRef] = []
-        excess_bytes = self.used_bytes - self.budget_bytes
-        while excess_bytes > 0 and (victim := self._evict()) is not None:
-            victims.append(victim)
-            excess_bytes -= victim.file_bytes
-        self._ledger.delete(victims)
-        self._ledger.submit()
 
     # Applying --------------------------------------------------------------------------------
 
@@ -353,6 +302,10 @@ class NvmeTier:
         touched = self._own.take_touched()
         for start in range(0, len(touched), TOUCHES_PER_JOB):
             self._ledger.queue(partial(TouchJob, entries=tuple(touched[start:][:TOUCHES_PER_JOB])))
+
+    @property
+    def _own(self) -> Shelf:
+        return self._account.own
 
     @property
     def _folder(self) -> str:

@@ -228,6 +228,17 @@ def test_what_hangs_from_a_dropped_chunk_goes_with_it(nvme: NvmeHarness) -> None
     assert nvme.why_not.reason(keys_of((1, 2, 3))[2]) == "for the test"
 
 
+def test_a_long_chain_is_dropped_in_one_job(nvme: NvmeHarness) -> None:
+    nvme.offer((1, 2, 3, 4))
+    nvme.tier.drop(keys_of((1,))[0], "for the test")
+    assert nvme.tier.jobs_in_flight == 1
+    nvme.tier.submit()
+    while nvme.tier.jobs_in_flight:
+        nvme.io.wait(1.0)
+        nvme.tier.poll()
+    nvme.check_integrity()
+
+
 def test_a_disk_that_refuses_writes_makes_refusals_not_errors(nvme: NvmeHarness) -> None:
     nvme.offer((1,))
     for folder in (nvme.root / "chunks").iterdir():

@@ -1,7 +1,7 @@
 """What became of one request: the source of its KV, and when its first token was there."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -32,14 +32,17 @@ class Served:
 
 
 class FirstToken(StoppingCriteria):
-    """Never stops generate; notes when the first generated token was there."""
+    """Never stops generate; notes when the first token was there, and calls `each_step` at all."""
 
-    at_s = 0.0
-    """By time.perf_counter; 0 until then."""
+    def __init__(self, each_step: Callable[[], object] = lambda: None) -> None:
+        self.at_s = 0.0
+        """By time.perf_counter; 0 until the first token is there."""
+        self._each_step = each_step
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         if not self.at_s:
             # Reading the token waits for the device: until then it is only queued, not there.
             input_ids[0, -1].item()
             self.at_s = time.perf_counter()
+        self._each_step()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

@@ -79,8 +79,10 @@ class CachedModel:
         tokens = _as_int32(input_ids)
         keys = chunk_keys(tokens, self._namespace, salt=salt)
         self.store.observe(keys)
+        # What was written down meanwhile gives its slots back before a load needs them.
+        self.store.poll()
         cache, by_tier = self._restore(tokens, keys, salt)
-        first_token = FirstToken()
+        first_token = FirstToken(each_step=self.store.poll)
         output = self._run(input_ids, cache, first_token, arguments)
         sequence = output if isinstance(output, torch.Tensor) else output.sequences
         self._keep(_as_int32(sequence)[: cache.get_seq_length()], keys, cache, salt)

@@ -12,7 +12,8 @@ def test_what_no_tier_served_was_computed() -> None:
 
 
 def test_the_first_token_is_noted_once_and_stops_nothing() -> None:
-    first_token = FirstToken()
+    steps: list[float] = []
+    first_token = FirstToken(each_step=lambda: steps.append(first_token.at_s))
     assert not first_token.at_s
     tokens = torch.ones((1, 5), dtype=torch.long)
     assert not first_token(tokens, None).any()
@@ -20,3 +21,4 @@ def test_the_first_token_is_noted_once_and_stops_nothing() -> None:
     assert noted_s > 0
     assert not first_token(tokens, None).any()
     assert first_token.at_s == noted_s
+    assert steps == [noted_s, noted_s]

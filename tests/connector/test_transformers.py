@@ -398,3 +398,18 @@ def test_a_closed_model_says_so(model: PreTrainedModel) -> None:
     cached.close()
     with pytest.raises(StoreClosedError, match="closed CachedModel"):
         cached.generate(_prompt(5))
+
+
+def test_chunks_are_written_down_while_later_requests_are_served(
+    model: PreTrainedModel, tmp_path: Path
+) -> None:
+    """DRAM holds two chunks: what came first must have left it before the next may enter."""
+    prompts = [_prompt(2 * CHUNK + 1, seed) for seed in range(3)]
+    dram = 2 * model_layout(model).chunk_bytes
+    with _open(model, tmp_path, dram=dram) as cached:
+        for prompt in prompts:
+            cached.generate(prompt, max_new_tokens=200, pad_token_id=0)
+        _wipe_hbm(cached)
+        for prompt in prompts:
+            cached.generate(prompt, max_new_tokens=1, pad_token_id=0)
+            assert _last(cached).dram + _last(cached).nvme == 2 * CHUNK

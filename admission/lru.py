@@ -45,11 +45,19 @@ class LruOrder(EvictionOrder):
             del self._children[parent]
 
     def victim(self, busy: Callable[[Key], bool]) -> Key | None:
+        """What is passed over counts as used now: it is in use, or something below it is. So a
+        crowd of busy chunks is walked over once, not for every victim."""
         children = self._children
+        passed: list[Key] = []
         for key in self._parents:
             if key not in children and not busy(key):
-                return key
-        return None
+                break
+            passed.append(key)
+        else:
+            return None
+        for other in passed:
+            self._parents.move_to_end(other)
+        return key
 
     def descendants(self, key: Key) -> list[Key]:
         found: list[Key] = []

@@ -84,9 +84,13 @@ def _workload(demo_model: DemoModel, sessions: Path | None) -> Workload:
 
 
 def _budgets(layout: KVLayout, workload: Workload, hbm_tokens: int | None) -> dict[str, int]:
-    """A quarter of the workload in HBM, half in DRAM, and room for all of it on NVMe."""
+    """A quarter of the workload in HBM, half in DRAM, and room for all of it on NVMe.
+
+    DRAM holds the longest prompt at least: what does not fit in one piece is not stored whole.
+    """
     distinct = workload.distinct_tokens(layout.chunk_tokens)
-    dram_chunks = max(_MIN_DRAM_CHUNKS, distinct // 2 // layout.chunk_tokens)
+    dram_tokens = max(distinct // 2, workload.longest_prompt())
+    dram_chunks = max(_MIN_DRAM_CHUNKS, dram_tokens // layout.chunk_tokens + 1)
     nvme_chunks = 4 * distinct // layout.chunk_tokens + 64
     if hbm_tokens is None:
         hbm_tokens = max(_MIN_HBM_TOKENS, distinct // 4)

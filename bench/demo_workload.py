@@ -5,7 +5,7 @@ included. A prompt read from a file is a conversation of one turn.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -40,14 +40,22 @@ class Workload:
 
     def distinct_tokens(self, chunk_tokens: int) -> int:
         """Tokens that a store would hold of all prompts, in whole chunks, replies left out."""
-        spoken: dict[str, list[int]] = {}
         chunks: set[tuple[int, ...]] = set()
-        for turn in self.turns:
-            prompt = spoken.setdefault(turn.conversation, [])
-            prompt += turn.tokens
+        for prompt in self._prompts():
             stops = range(chunk_tokens, len(prompt) + 1, chunk_tokens)
             chunks.update(tuple(prompt[:stop]) for stop in stops)
         return len(chunks) * chunk_tokens
+
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt, replies left out."""
+        return max(map(len, self._prompts()))
+
+    def _prompts(self) -> Iterator[list[int]]:
+        spoken: dict[str, list[int]] = {}
+        for turn in self.turns:
+            prompt = spoken.setdefault(turn.conversation, [])
+            prompt += turn.tokens
+            yield prompt
 
 
 def shipped_workload(encode: Encode) -> Workload:

@@ -70,6 +70,7 @@ class DramTier:
         self._by_slot: list[DramChunk | None] = [None] * arena.num_slots
         self._freed: list[int] = []
         self._next_fresh = 0  # slots from here on were never used
+        self._nothing_to_evict = False  # until a chunk is done with
 
     # What is here ----------------------------------------------------------------------------
 
@@ -128,10 +129,12 @@ class DramTier:
         if chunk.staged and not chunk.detached:
             chunk.staged = False
             self._order.add(chunk.key, chunk.parent)
+            self._nothing_to_evict = False
 
     def settle(self, chunk: DramChunk, state: ChunkState) -> None:
-        """An engine or the IO side is done with the slot's bytes."""
+        """Nobody touches the slot's bytes any more, save readers."""
         chunk.state = state
+        self._nothing_to_evict = False
         self._free_if_done(chunk)
 
     def unback(self, key: Key) -> bool:
@@ -156,6 +159,7 @@ class DramTier:
     def unpin(self, chunk: DramChunk) -> None:
         assert chunk.pins > 0, "unpinned more often than pinned"
         chunk.pins -= 1
+        self._nothing_to_evict = False
         self._free_if_done(chunk)
 
     # Going -----------------------------------------------------------------------------------
@@ -167,6 +171,7 @@ class DramTier:
         chunk.detached = True
         del self._chunks[chunk.key]
         self._order.discard(chunk.key)
+        self._nothing_to_evict = False
         self._free_if_done(chunk)
 
     def detach_below(self, key: Key) -> None:
@@ -203,7 +208,10 @@ class DramTier:
         return self._freed.pop() if self._freed else None
 
     def _evict(self) -> None:
+        if self._nothing_to_evict:
+            return
         key = self._order.victim(self._busy)
+        self._nothing_to_evict = key is None
         if key is not None:
             chunk = self._chunks[key]
             self.detach(chunk)

@@ -92,5 +92,5 @@ class Flusher:
         return planned
 
     def _give_up(self, chunk: DramChunk, why: str) -> None:
-        chunk.state = ChunkState.UNBACKED
+        self._dram.settle(chunk, ChunkState.UNBACKED)
         self._why_not.record(chunk.key, why)

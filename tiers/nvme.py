@@ -96,10 +96,7 @@ class NvmeTier:
         self._reading: dict[Key, int] = {}
         self._first_job_id = 0  # of this generation
         self._generation = recovered.generations.get(namespace) or time.time_ns()
-        for entry in recovered.entries:
-            own = entry.namespace == namespace
-            shelf = self._account.own if own else self._account.foreign
-            shelf.put(entry.meta, entry.file_bytes, entry.last_use_s, entry.hits)
+        self._take_in(recovered)
         (root / CHUNKS / self._folder).mkdir(mode=0o700, exist_ok=True)
         self._account.trim()
         self._ledger.submit()
@@ -302,6 +299,17 @@ class NvmeTier:
         touched = self._own.take_touched()
         for start in range(0, len(touched), TOUCHES_PER_JOB):
             self._ledger.queue(partial(TouchJob, entries=tuple(touched[start:][:TOUCHES_PER_JOB])))
+
+    def _take_in(self, recovered: Recovered) -> None:
+        """Oldest use first. Where other namespaces have a key in common, the later one stays."""
+        surplus: list[FileRef] = []
+        for row in recovered.entries:
+            own = row.namespace == self._namespace
+            shelf = self._account.own if own else self._account.foreign
+            if row.key in shelf.table:
+                surplus.append(shelf.take(row.key))
+            shelf.put(row.meta, row.file_bytes, row.last_use_s, row.hits)
+        self._ledger.delete(surplus)
 
     @property
     def _own(self) -> Shelf:

@@ -37,9 +37,10 @@ def open_tiers(config: StoreConfig, namespace: Namespace) -> ColdTiers:
     _check_budgets(config, slot_bytes, file_bytes(layout.chunk_bytes, Codec.RAW))
     policy, why_not, o_direct = config.admission(), WhyNot(), False
     with ExitStack() as undo:  # undone in reverse: first the IO side, last the lock
-        recovered = None
+        root = recovered = None
         if config.nvme_path is not None:
-            recovered = open_directory(Path(config.nvme_path))
+            root = Path(config.nvme_path).absolute()  # the process may change its directory
+            recovered = open_directory(root)
             undo.callback(recovered.lock.close)
         arena = SharedArena(slot_bytes, config.dram_size // slot_bytes)
         undo.callback(arena.close)
@@ -48,8 +49,7 @@ def open_tiers(config: StoreConfig, namespace: Namespace) -> ColdTiers:
             undo.callback(ArenaPinner(arena, cudart).close)
         dram = DramTier(arena, policy.order(Tier.DRAM), why_not)
         nvme: NvmeTier | NoNvme = NoNvme()
-        if config.nvme_path is not None and recovered is not None:
-            root = Path(config.nvme_path)
+        if root is not None and recovered is not None:
             o_direct = _says_o_direct(root)
             io = open_backend(
                 config.io,

@@ -284,6 +284,8 @@ class TieredStore:
             if type(key) is not bytes or len(key) != KEY_BYTES:
                 made = f"must be {KEY_BYTES} bytes as chunk_keys() makes them"
                 raise TypeError(f"keys[{index}] is {key!r}, {made}")
+        if len(set(chain)) < len(chain):
+            raise ValueError("a key stands twice in keys, which no chain has")
         return chain
 
     def _open_or_raise(self) -> None:

@@ -18,3 +18,20 @@ class TestLruOrder(EvictionOrderContract):
         assert order.victim(lambda key: False) == new[1]
         order.touch(new, 2)
         assert order.victim(lambda key: False) == old[1]
+
+    def test_a_crowd_of_busy_chunks_is_walked_over_once(self) -> None:
+        order, asked = LruOrder(), 0
+        for number in range(100):
+            order.add(chain_of(number)[0], None)
+        crowd = {chain_of(number)[0] for number in range(50)}
+
+        def busy(key: bytes) -> bool:
+            nonlocal asked
+            asked += 1
+            return key in crowd
+
+        for number in range(50, 100):
+            victim = order.victim(busy)
+            assert victim == chain_of(number)[0]
+            order.discard(victim)
+        assert asked <= 100

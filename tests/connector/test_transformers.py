@@ -1,6 +1,7 @@
 """Whatever tier serves, generate() returns what the model returns without one."""
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -406,9 +407,22 @@ def test_chunks_are_written_down_while_later_requests_are_served(
     """DRAM holds two chunks: what came first must have left it before the next may enter."""
     prompts = [_prompt(2 * CHUNK + 1, seed) for seed in range(3)]
     dram = 2 * model_layout(model).chunk_bytes
+
     with _open(model, tmp_path, dram=dram) as cached:
+        store = cached.store
+
+        def stop_when_written(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            time.sleep(0.005)
+            return torch.full((1,), store.stats()["writes_pending"] == 0)
+
         for prompt in prompts:
-            cached.generate(prompt, max_new_tokens=200, pad_token_id=0)
+            cached.generate(prompt, max_new_tokens=1, pad_token_id=0)
+            cached.generate(
+                _prompt(5),
+                max_new_tokens=3000,
+                pad_token_id=0,
+                stopping_criteria=[stop_when_written],
+            )
         _wipe_hbm(cached)
         for prompt in prompts:
             cached.generate(prompt, max_new_tokens=1, pad_token_id=0)

@@ -408,6 +408,32 @@ def test_another_namespace_shares_nothing_but_the_budget(tmp_path: Path) -> None
         _check(store, (1, 2), 2)
 
 
+def test_namespaces_that_bring_the_same_keys_are_kept_apart(tmp_path: Path) -> None:
+    others = [replace(NAMESPACE, revision=str(n)) for n in (2, 3)]
+    keys = keys_of((1, 2))
+    for namespace in (*others, NAMESPACE, *others):  # an engine's own hashes may know no namespace
+        with TieredStore(_config(tmp_path), namespace) as store:
+            store.put(keys, chunks_of((1, 2)))
+            store.flush()
+            store.check_integrity()
+            assert store.stats()["nvme"]["used_bytes"] == bytes_on_disk(tmp_path / "store")
+            _check(store, (1, 2), 2)
+
+
+def test_the_process_may_change_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with TieredStore(replace(_config(tmp_path), nvme_path="store"), NAMESPACE) as store:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        _put(store, (1, 2))
+        store.invalidate()
+        _put(store, (3,))
+    with _store(tmp_path) as store:
+        _check(store, (3,), 1)
+
+
 def test_chunks_of_another_namespace_make_room_when_they_are_older(tmp_path: Path) -> None:
     with _store(tmp_path) as store:
         _put(store, (1, 2, 3))
@@ -492,6 +518,12 @@ def test_keys_of_the_wrong_type_are_refused_by_position(
     for verb in (store.lookup, store.get, store.prepare_load, store.prepare_store, store.observe):
         with pytest.raises(TypeError, match=r"keys\[0\] is"):
             verb(keys)
+
+
+def test_a_key_that_stands_twice_is_refused(store: TieredStore) -> None:
+    with pytest.raises(ValueError, match="twice"):
+        store.put(keys_of((1,)) * 2, chunks_of((1,)) * 2)
+    assert store.stats()["dram"]["slots_used"] == 0
 
 
 @pytest.mark.parametrize("start", [-1, 3, 1.0, None, True])

@@ -104,9 +104,11 @@ class WorkerLife:
         """Until the doorbell rings, for a completion or for its death."""
         if self._ring.ready or self.dead:
             return
-        wanted = [self._socket] if self._unsent else []
-        ready, _, _ = select.select([self._bell], wanted, [], timeout_s)
-        if ready:
+        waiting = select.poll()  # unlike select(), at home with any descriptor's number
+        waiting.register(self._bell, select.POLLIN)
+        if self._unsent:
+            waiting.register(self._socket, select.POLLOUT)
+        if self._bell in dict(waiting.poll(timeout_s * 1000)):
             os.eventfd_read(self._bell)
 
     def finish(self) -> None:

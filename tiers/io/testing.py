@@ -4,7 +4,7 @@ made behind a backend's back, and a backend that is asked and waited for."""
 import hashlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +25,7 @@ from .base import (
     Job,
     ReadJob,
     WriteJob,
+    no_pause,
 )
 from .process import ProcessBackend
 from .threads import ThreadBackend
@@ -99,17 +100,29 @@ def open_files() -> set[str]:
 
 
 class IoWorld:
-    """A recovered directory, an arena and a backend. hold: the process's pause point, if any."""
+    """A recovered directory, an arena and a backend.
+
+    hold: the pause point at which the process stops, if any. pause: what the threads call at each.
+    """
 
     def __init__(
-        self, root: Path, kind: Kind, *, lanes: int = 2, num_slots: int = 8, hold: str = ""
+        self,
+        root: Path,
+        kind: Kind,
+        *,
+        lanes: int = 2,
+        num_slots: int = 8,
+        hold: str = "",
+        pause: Callable[[str], None] = no_pause,
     ) -> None:
         self.root = root
         self.recovered = open_directory(root)
         self.arena = SharedArena(SLOT_BYTES, num_slots)
         self.backend: IoBackend
         if kind == "threads":
-            self.backend = ThreadBackend(root, self.arena, lanes=lanes, itemsize=ITEMSIZE)
+            self.backend = ThreadBackend(
+                root, self.arena, lanes=lanes, itemsize=ITEMSIZE, pause=pause
+            )
         else:
             lock_fd = self.recovered.lock.fd
             self.backend = ProcessBackend(

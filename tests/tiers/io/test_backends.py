@@ -18,7 +18,6 @@ from rootcellar.tiers.chunk_file import (
     pack_header,
     parse_header,
 )
-from rootcellar.tiers.index import load
 from rootcellar.tiers.io.base import (
     ChunkMeta,
     Codec,
@@ -27,7 +26,6 @@ from rootcellar.tiers.io.base import (
     ReadJob,
     ReclaimJob,
     Status,
-    TouchJob,
     WriteJob,
 )
 from rootcellar.tiers.io.testing import (
@@ -39,7 +37,6 @@ from rootcellar.tiers.io.testing import (
     key_of,
     make_file,
     meta_of,
-    open_files,
 )
 
 KINDS: list[Kind] = ["process", "threads"]
@@ -356,72 +353,6 @@ class TestTheBackendItself:
         assert world.backend.poll() == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-class TestClosing:
-    def test_it_finishes_what_was_submitted_and_commits_the_index(
-        self, tmp_path: Path, kind: Kind
-    ) -> None:
-        world = IoWorld(tmp_path / "store", kind)
-        world.folder(meta_of(0))
-        jobs = [WriteJob(number, meta_of(number), number) for number in range(8)]
-        for job in jobs:
-            world.fill(job.meta, job.slot)
-        world.backend.submit(jobs)
-        world.backend.submit([TouchJob(8, tuple((key_of(n), 5.0 + n, n) for n in range(99)))])
-        world.backend.close()
-        assert [done.status for done in world.backend.poll()] == [Status.OK] * 9
-        world.close()
-        loaded = load(tmp_path / "store" / "index.lmdb")
-        assert loaded.trusted
-        assert {row.key for row in loaded.rows} == {job.meta.key for job in jobs}
-        reopened = IoWorld(tmp_path / "store", kind)
-        assert reopened.found() == {job.meta.key for job in jobs}
-        assert not reopened.recovered.repaired
-        reopened.close()
-
-    def test_the_index_follows_files_that_are_recycled_removed_and_reclaimed(
-        self, tmp_path: Path, kind: Kind
-    ) -> None:
-        world = IoWorld(tmp_path / "store", kind)
-        dropped = meta_of(9, generation=2)
-        for meta in [*map(meta_of, range(5)), dropped]:
-            world.write(meta)
-        victims = [file_of(meta_of(0)), file_of(meta_of(1))]
-        world.write(meta_of(5), victims=victims)
-        world.delete(file_of(meta_of(2)))
-        folder = world.folder(dropped)
-        folder.rename(tmp_path / "store" / "dropped" / folder.name)
-        world.run(ReclaimJob(world.new_id(), folder.name))
-        world.run(TouchJob(world.new_id(), ((key_of(3), 5.5, 7),)))
-        world.close()
-        rows = {row.key: row for row in load(tmp_path / "store" / "index.lmdb").rows}
-        assert set(rows) == {key_of(3), key_of(4), key_of(5)}
-        assert (rows[key_of(3)].last_use_s, rows[key_of(3)].hits) == (5.5, 7)
-
-    def test_afterwards_jobs_are_refused_and_nothing_is_left_open(
-        self, tmp_path: Path, kind: Kind
-    ) -> None:
-        IoWorld(tmp_path / "first", kind).close()  # imports and caches are open from now on
-        before = open_files()
-        world = IoWorld(tmp_path / "store", kind)
-        assert world.write(meta_of(1)).status is Status.OK
-        world.backend.close()
-        world.backend.close()
-        assert not world.backend.alive
-        assert world.read(meta_of(1)).status is Status.UNAVAILABLE
-        world.close()
-        assert open_files() == before
-
-    def test_one_lane_serves_reads_and_writes(self, tmp_path: Path, kind: Kind) -> None:
-        world = IoWorld(tmp_path / "store", kind, lanes=1)
-        world.write(meta_of(1))
-        world.fill(meta_of(2), 0)
-        jobs: list[Job] = [ReadJob(world.new_id(), meta_of(1), 1) for _ in range(30)]
-        jobs.insert(3, WriteJob(world.new_id(), meta_of(2), 0))
-        assert {done.status for done in world.run(*jobs)} == {Status.OK}
-        world.close()
-
-
 def test_the_padding_of_a_slot_does_not_reach_the_disk(tmp_path: Path) -> None:
     world = IoWorld(tmp_path / "store", "threads")
     meta = meta_of(1, payload_bytes=5000)
@@ -447,3 +378,27 @@ def test_without_o_direct_it_goes_through_the_page_cache(
     job = ReadJob(world.new_id(), meta, 1)  # into the slot that has the right bytes from before
     assert world.run(job)[0].status is Status.CORRUPT
     world.close()
+
+
+@pytest.mark.parametrize(
+    "victim_bytes", [[], [SLOT_BYTES], [100, 100, 100], [100, SLOT_BYTES, SLOT_BYTES, 5000]]
+)
+def test_the_disk_never_holds_more_than_the_victims_leave_room_for(
+    tmp_path: Path, victim_bytes: list[int]
+) -> None:
+    root, seen = tmp_path / "store", list[tuple[str, int]]()
+
+    def pause(point: str) -> None:
+        files = [path for name in ("chunks", "tmp") for path in (root / name).rglob("*")]
+        seen.append((point, sum(path.stat().st_size for path in files if path.is_file())))
+
+    world = IoWorld(root, "threads", pause=pause)
+    victims = [meta_of(at, payload_bytes=size) for at, size in enumerate(victim_bytes)]
+    stays, new = meta_of(10), meta_of(11)
+    for meta in [*victims, stays]:
+        make_file(root, meta)
+    assert world.write(new, victims=map(file_of, victims)).status is Status.OK
+    world.close()
+    held_bytes = dict(seen)
+    room_bytes = file_of(stays).file_bytes + file_of(new).file_bytes
+    assert held_bytes["write"] <= held_bytes["rename"] == room_bytes

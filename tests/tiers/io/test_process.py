@@ -1,5 +1,6 @@
 """The IO process is killed for real, at chosen points; and so is its parent."""
 
+import errno
 import os
 import resource
 import signal
@@ -11,20 +12,23 @@ from pathlib import Path
 
 import pytest
 
+from rootcellar.tiers.arena import SharedArena
 from rootcellar.tiers.chunk_file import HEADER_BYTES
 from rootcellar.tiers.directory import claim
-from rootcellar.tiers.errors import StoreLockedError
+from rootcellar.tiers.errors import StoreLockedError, TierError
 from rootcellar.tiers.io.base import Completion, DeleteJob, Job, ReadJob, Status, WriteJob
 from rootcellar.tiers.io.life import Birth, WorkerLife
 from rootcellar.tiers.io.process import ProcessBackend
 from rootcellar.tiers.io.testing import (
     PATIENCE_S,
+    SLOT_BYTES,
     IoWorld,
     file_of,
     make_file,
     meta_of,
     open_files,
 )
+from rootcellar.tiers.recover import open_directory
 
 
 def _until(condition: Callable[[], bool], what: str) -> None:
@@ -159,6 +163,39 @@ def test_it_comes_back_again_and_again(world: _World) -> None:
         os.kill(world.worker_pid(), signal.SIGKILL)
         world.wait_restarted(deaths)
         assert world.read(meta_of(1)).status is Status.OK
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(
+    world: _World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    births: list[str] = []
+
+    def refuse_twice(birth: Birth) -> WorkerLife:
+        births.append("tried")
+        if len(births) < 3:
+            raise OSError(errno.EAGAIN, "no more processes")
+        return WorkerLife(birth)
+
+    monkeypatch.setattr("rootcellar.tiers.io.process.WorkerLife", refuse_twice)
+    monkeypatch.setattr("rootcellar.tiers.io.process.LONGEST_DELAY_S", 0.05)
+    world.kill()
+    world.wait_restarted()
+    assert (len(births), world.backend.restarts) == (3, 1)
+    assert world.delete().status is Status.OK
+
+
+def test_without_any_process_there_is_no_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    IoWorld(tmp_path / "store", "threads").close()
+    before = open_files()
+    monkeypatch.setattr(sys, "executable", "/absent")
+    recovered, arena = open_directory(tmp_path / "store"), SharedArena(SLOT_BYTES, 1)
+    with pytest.raises(TierError, match="cannot be started"):
+        ProcessBackend(tmp_path / "store", arena, lanes=1, itemsize=2, lock_fd=recovered.lock.fd)
+    arena.close()
+    recovered.lock.close()
+    assert open_files() == before
 
 
 def test_killed_at_any_moment_each_job_comes_back_once(world: _World) -> None:

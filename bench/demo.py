@@ -60,6 +60,7 @@ def run(
         workload = _workload(demo_model, sessions)
         layout = model_layout(demo_model.model)
         budgets = _budgets(layout, workload, hbm_tokens)
+        budgets["nvme_bytes"] += _bytes_below(store)  # what is there already stays there
         rows, exchanges = _serve(demo_model, workload, budgets, store, on_row, on_step)
         on_step("opening the store again in a new process")
         spec = {"model": model, "store": str(store), "budgets": budgets}
@@ -99,6 +100,10 @@ def _budgets(layout: KVLayout, workload: Workload, hbm_tokens: int | None) -> di
         "dram_bytes": dram_chunks * _slot_bytes(layout),
         "nvme_bytes": nvme_chunks * _slot_bytes(layout),
     }
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _slot_bytes(layout: KVLayout) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Self
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..connector.served import Served
@@ -72,13 +73,13 @@ def succeeded(report: dict[str, Any]) -> bool:
 
 def rows_table(rows: Sequence[Row]) -> Table:
     """One line per request so far, for a live display."""
-    table = Table(title="prompt tokens by source, and time to first token")
+    table = Table(title="prompt tokens by source, and time to first token in ms", box=SIMPLE_HEAD)
     table.add_column("request", no_wrap=True)
     for name in (*SOURCES, "no cache", "cached", "faster", "same"):
         table.add_column(name, justify="right")
     for row in rows:
         counts = [str(getattr(row, source) or "·") for source in SOURCES]
-        times = [f"{row.uncached_ms:.0f} ms", f"{row.cached_ms:.0f} ms"]
+        times = [f"{row.uncached_ms:.0f}", f"{row.cached_ms:.0f}"]
         faster = f"{row.uncached_ms / row.cached_ms:.1f}x"
         table.add_row(row.label, *counts, *times, faster, "yes" if row.identical else "NO")
     return table

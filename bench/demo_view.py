@@ -21,21 +21,22 @@ def run_live(
     """Like run(), shown on `console` while it goes on."""
     rows: list[Row] = []
     spinner = Spinner("dots", "starting")
-    with Live(console=console, refresh_per_second=8) as live:
+    live = Live(spinner, console=console, refresh_per_second=8, transient=True)
 
-        def show() -> None:
-            live.update(Group(rows_table(rows), spinner))
+    def show() -> None:
+        live.update(Group(rows_table(rows), spinner) if rows else spinner)
 
-        def on_step(step: str) -> None:
-            spinner.update(text=step)
-            show()
+    def on_step(step: str) -> None:
+        spinner.update(text=step)
+        show()
 
-        def on_row(row: Row) -> None:
-            rows.append(row)
-            show()
+    def on_row(row: Row) -> None:
+        rows.append(row)
+        show()
 
+    with live:
         report = run(model, sessions, hbm_tokens, store, on_row, on_step)
-        live.update(rows_table(rows))
+    console.print(rows_table(rows))
     console.print()
     console.print(summary_table(report))
     for note in report["notes"]:

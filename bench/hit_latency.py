@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 
@@ -30,7 +31,8 @@ from .timing import environment, interleave, paused_gc
 
 _CAPTION = (
     "Latencies are of a request for `depth` chunks. Ratios are of bytes per second, medians over "
-    "rounds of ratios within a round; by page: of a loop of memcpy per page in C."
+    "rounds of ratios within a round: to raw preadv, to one memcpy, to a loop of memcpy per page "
+    "in C. engine: the speed that the engine thread keeps."
 )
 
 
@@ -105,17 +107,18 @@ def run(
 def table(result: dict[str, Any]) -> Group:
     """Hits and yardsticks, one section per chunk size and depth; then lookups, then notes."""
     environment = result["environment"]
-    view = Table(title="Hit latency", caption=_CAPTION)
-    for heading in ("chunk", "depth", "measured", "IO", "engine thread"):
-        view.add_column(heading)
-    for heading in ("p50 us", "p99 us", "GB/s", "of raw", "of memcpy", "by page", "engine keeps"):
-        view.add_column(heading, justify="right")
+    view = Table(title="Hit latency", caption=_CAPTION, box=SIMPLE_HEAD)
+    view.add_column("measured", no_wrap=True)
+    for heading in ("p50 us", "p99 us", "GB/s", "raw", "memcpy", "pages", "engine"):
+        view.add_column(heading, justify="right", no_wrap=True)
     last: tuple[int, int] | None = None
     for row in result["rows"]:
         group = (row["chunk_bytes"], row["depth"])
-        if last not in (None, group):
+        if group != last:
             view.add_section()
-        view.add_row(*_cells(row, new_group=group != last))
+            size = f"{row['chunk_bytes'] / (1 << 20):g} MiB"
+            view.add_row(f"[bold]{size}, depth {row['depth']}[/]")
+        view.add_row(*_cells(row))
         last = group
     lookups = Table("operation", title="A prompt of 100,000 tokens, microseconds per call")
     lookups.add_column("p50", justify="right")
@@ -180,15 +183,11 @@ def _notes(o_direct: bool, has_page_loop: bool) -> list[str]:
     return notes
 
 
-def _cells(row: dict[str, Any], *, new_group: bool) -> list[str]:
-    size = f"{row['chunk_bytes'] / (1 << 20):g} MiB"
+def _cells(row: dict[str, Any]) -> list[str]:
     ratios = [row[name] for name in ("to_raw", "to_memcpy", "to_page_loop", "engine_keeps")]
+    what = [row["measured"], row["backend"], row["engine"]]
     return [
-        size if new_group else "",
-        str(row["depth"]) if new_group else "",
-        row["measured"],
-        row["backend"] or "",
-        row["engine"] or "",
+        "  " + ", ".join(filter(None, what)),
         f"{row['p50']:,.0f}",
         f"{row['p99']:,.0f}",
         _number(row["gb_per_s"]),

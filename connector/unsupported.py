@@ -45,6 +45,9 @@ def check_model(model: PreTrainedModel) -> None:
 
     Cheap enough for every request: adapters, training mode and autocast come and go.
     """
+    if not isinstance(model, PreTrainedModel) or not model.can_generate():
+        kind = type(model).__name__
+        raise UnsupportedModelError(f"{kind} cannot be cached: it is no causal language model")
     for why in _model_faults(model):
         raise UnsupportedModelError(f"{type(model).__name__} cannot be cached: {why}")
 

@@ -6,6 +6,7 @@ fine, 1 the command found something wrong, 2 it could not do its work.
 """
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ _REDRAW_S = 0.1
 
 def main() -> None:
     """Entry point: an error the user can mend is one line on standard error and exit status 2."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # cleans up
     try:
         app()
     except (TierError, ValueError, OSError) as error:
@@ -134,10 +136,12 @@ def inspect(directory: StoreDir, as_json: AsJson = False) -> None:
 @app.command()
 def verify(
     directory: StoreDir,
-    repair: Annotated[bool, typer.Option("--repair", help="Drop every chunk that is bad.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Drop what is bad and what hangs from it.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read and check every chunk of a store; exit status 1 if any is bad."""
+    """Read and check every chunk of a store; exit status 1 if any is bad, repaired or not."""
     from .tiers import verify as program
 
     with _progress("verifying", as_json) as progress:

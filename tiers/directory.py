@@ -19,6 +19,8 @@ ORPHAN_GRACE_S = 5.0
 def require_store(root: Path) -> None:
     """Changes nothing. Raises ValueError if `root` is no store, FormatVersionError for a format
     that this version cannot read."""
+    if not root.exists():
+        raise ValueError(f"{root} does not exist")
     if not (root / FORMAT).is_file():
         raise ValueError(f"{root} is not a store of rootcellar: it has no {FORMAT} file")
     _check_version(root)
@@ -82,9 +84,10 @@ def clear_temporaries(root: Path) -> int:
 def _check(root: Path) -> None:
     if not root.exists() and root.parent.is_dir():
         root.mkdir(mode=0o700)
+    if not root.exists():
+        raise ValueError(f"{root} cannot be made: {root.parent} is missing. Make or mount it first")
     if not root.is_dir():
-        missing = "is not a directory" if root.exists() else "has no parent directory"
-        raise _unusable(root, f"it {missing}")
+        raise _unusable(root, "it is not a directory")
     if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
         raise _unusable(root, "it is not writable")
     names = set(os.listdir(root))

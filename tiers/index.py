@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import lmdb
 
+from .chunk_file import file_bytes
 from .io.base import ChunkMeta, Codec
 
 _KEY_BYTES = 32
@@ -188,7 +189,21 @@ def _rows(cursor: lmdb.Cursor) -> Iterator[Row]:
             continue
         if len(key) != _KEY_BYTES or len(value) != _ROW.size or value[_CODEC_AT] not in _CODECS:
             raise lmdb.CorruptedError(f"{value!r} under {key!r} is no row")
-        yield Row._make((key, *_ROW.unpack(value)))
+        row = Row._make((key, *_ROW.unpack(value)))
+        if not _plausible(row):
+            raise lmdb.CorruptedError(f"{row!r} speaks of no chunk file")
+        yield row
+
+
+def _plausible(row: Row) -> bool:
+    """LMDB has no checksums: a row that makes no sense means that others may lie as well."""
+    raw = row.codec == Codec.RAW
+    return (
+        0 < row.num_tokens < 1 << 31
+        and 0 < row.stored_bytes <= row.payload_bytes < 1 << 48
+        and (row.stored_bytes == row.payload_bytes or not raw)
+        and row.file_bytes == file_bytes(row.stored_bytes, Codec(row.codec))
+    )
 
 
 def _check_length(env: lmdb.Environment, data: Path) -> None:

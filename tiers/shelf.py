@@ -7,6 +7,9 @@ from ..admission.base import Chain, EvictionOrder, Key
 from .io.base import NO_PARENT, ChunkMeta, FileRef
 from .table import ChunkTable
 
+MAX_HITS = 2**32 - 1
+"""The index keeps hits in 32 bits; counting stops there."""
+
 
 class Shelf:
     def __init__(self, order: EvictionOrder) -> None:
@@ -48,7 +51,7 @@ class Shelf:
             row = table.row(key)
             if row is not None:
                 table.last_use_s[row] = now_s
-                table.hits[row] += hits
+                table.hits[row] = min(table.hits[row] + hits, MAX_HITS)
                 self._touched.add(key)
         self.order.touch(chain, stop)
 

@@ -12,6 +12,8 @@ from typing import Any
 import aiofiles
 import lmdb
 import xxhash
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
 
 from .chunk_file import (
@@ -72,14 +74,14 @@ def verify_store(
     }
 
 
-def table(result: dict[str, Any]) -> Table:
-    table = Table("file", "what is wrong", title=f"{result['path']}: {result['chunks']} chunks")
+def table(result: dict[str, Any]) -> Group:
+    view = Table("file", "what is wrong", box=SIMPLE_HEAD)
     for bad in result["bad"]:
-        table.add_row(Path(bad["file"]).name, bad["why"])
-    found = f"{len(result['bad'])} bad, {result['orphans']} that hang from a missing chunk"
-    dropped = f", {result['dropped']} dropped" if result["dropped"] else ""
-    table.caption = f"{result['bytes'] / 2**20:.1f} MiB read, {found}{dropped}"
-    return table
+        view.add_row(Path(bad["file"]).name, bad["why"])
+    read = f"{result['path']}: read {result['chunks']} files, {result['bytes'] / 2**20:.1f} MiB"
+    found = f"{len(result['bad'])} bad, {result['orphans']} below a chunk that is missing or bad"
+    verdict = f"{found}, {result['dropped']} dropped" if result["dropped"] else found
+    return Group(*([view] if result["bad"] else []), f"{read}; {verdict}")
 
 
 class _Reader:

@@ -134,13 +134,13 @@ def test_a_file_is_refused_and_untouched(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
     with pytest.raises(ValueError, match="is not a directory"):
         claim(tmp_path / "file")
-    with pytest.raises(ValueError, match="has no parent directory"):
+    with pytest.raises(ValueError, match="Make or mount it first"):
         claim(tmp_path / "file" / "below")
     assert (tmp_path / "file").read_text() == "content"
 
 
 def test_a_missing_parent_is_refused_and_not_made(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no parent directory"):
+    with pytest.raises(ValueError, match="Make or mount it first"):
         claim(tmp_path / "absent" / "store")
     assert os.listdir(tmp_path) == []
 

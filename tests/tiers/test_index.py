@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rootcellar.tiers import index as index_module
+from rootcellar.tiers.chunk_file import file_bytes
 from rootcellar.tiers.index import (
     Change,
     Delete,
@@ -32,7 +33,7 @@ GENERATIONS = st.integers(1, 2)
 
 def _row(number: int, generation: int = 1, last_use_s: float = 1.5, hits: int = 2) -> Row:
     meta = meta_of(number, number + 1, generation=generation, codec=Codec.ZSTD_PLANES)
-    return row_of(meta, 12345, last_use_s, hits)
+    return row_of(meta, file_bytes(meta.stored_bytes, meta.codec), last_use_s, hits)
 
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
@@ -158,4 +159,24 @@ def test_rows_that_are_none_are_an_error(tmp_path: Path, key: bytes, value: byte
     with environment(tmp_path / "index") as env, env.begin(write=True) as txn:
         txn.put(key, value)
     with pytest.raises(lmdb.CorruptedError, match="is no row"):
+        load(tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"num_tokens": 0},
+        {"num_tokens": 1 << 31},
+        {"stored_bytes": 0},
+        {"payload_bytes": 1 << 63},
+        {"file_bytes": 4096},
+        {"codec": Codec.RAW, "stored_bytes": 16000},
+    ],
+    ids=str,
+)
+def test_a_row_that_makes_no_sense_makes_the_index_worthless(
+    tmp_path: Path, nonsense: dict[str, int]
+) -> None:
+    rewrite(tmp_path / "index", [_row(1), _row(2)._replace(**nonsense)], [])
+    with pytest.raises(lmdb.CorruptedError):
         load(tmp_path / "index")

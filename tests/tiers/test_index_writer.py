@@ -43,17 +43,17 @@ def _keys(path: Path) -> set[bytes]:
 def test_changes_are_there_after_closing_in_the_order_they_were_made(tmp_path: Path) -> None:
     writer = IndexWriter(tmp_path / "index", no_pause)
     for number in range(5):
-        writer.put(meta_of(number), 4096, 1.0)
+        writer.put(meta_of(number), 20480, 1.0)
     writer.touch(key_of(1), 7.5, 3)
     writer.delete(file_of(meta_of(2)))
     writer.delete(file_of(meta_of(3)))
-    writer.put(meta_of(3), 8192, 2.0)
+    writer.put(meta_of(3, payload_bytes=8192), 12288, 2.0)
     writer.delete(file_of(meta_of(4, generation=9)))  # an older life's file: another row
     writer.close()
     rows = {row.key: row for row in load(tmp_path / "index").rows}
     assert set(rows) == {key_of(number) for number in (0, 1, 3, 4)}
     assert (rows[key_of(1)].last_use_s, rows[key_of(1)].hits) == (7.5, 3)
-    assert rows[key_of(3)].file_bytes == 8192
+    assert rows[key_of(3)].file_bytes == 12288
     assert writer.failures == 0
 
 
@@ -62,11 +62,11 @@ def test_a_full_batch_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     gate = _Gate()
     writer = IndexWriter(tmp_path / "index", gate)
     for number in range(BATCH_CHANGES - 1):
-        writer.put(meta_of(number), 4096, 1.0)
+        writer.put(meta_of(number), 20480, 1.0)
     assert gate.commits == 0
-    writer.put(meta_of(BATCH_CHANGES), 4096, 1.0)
+    writer.put(meta_of(BATCH_CHANGES), 20480, 1.0)
     _until(lambda: gate.commits == 1)
-    writer.put(meta_of(BATCH_CHANGES + 1), 4096, 1.0)
+    writer.put(meta_of(BATCH_CHANGES + 1), 20480, 1.0)
     time.sleep(0.05)
     assert gate.commits == 1, "the next batch is not full"
     writer.close()
@@ -79,9 +79,9 @@ def test_a_few_changes_are_committed_after_a_moment(
     monkeypatch.setattr(writer_module, "BATCH_DELAY_S", 0.05)
     gate = _Gate()
     writer = IndexWriter(tmp_path / "index", gate)
-    writer.put(meta_of(1), 4096, 1.0)
+    writer.put(meta_of(1), 20480, 1.0)
     _until(lambda: gate.commits == 1)
-    writer.put(meta_of(2), 4096, 1.0)
+    writer.put(meta_of(2), 20480, 1.0)
     _until(lambda: gate.commits == 2)
     writer.close()
     assert _keys(tmp_path / "index") == {key_of(1), key_of(2)}
@@ -92,7 +92,7 @@ def test_nobody_waits_for_a_commit(tmp_path: Path) -> None:
     gate.open.clear()
     writer = IndexWriter(tmp_path / "index", gate)
     for number in range(3 * BATCH_CHANGES):
-        writer.put(meta_of(number), 4096, 1.0)
+        writer.put(meta_of(number), 20480, 1.0)
     _until(lambda: gate.commits == 1)
     for number in range(3 * BATCH_CHANGES):
         writer.delete(file_of(meta_of(number)))
@@ -135,9 +135,9 @@ def test_a_full_disk_is_survived_counted_and_said_once(
     writer = IndexWriter(path, no_pause)
     with _full_disk():
         for number in range(3 * BATCH_CHANGES):
-            writer.put(meta_of(number), 4096, 1.0)
+            writer.put(meta_of(number), 20480, 1.0)
         _until(lambda: writer.failures > 0)
-    writer.put(meta_of(1), 4096, 1.0)
+    writer.put(meta_of(1), 20480, 1.0)
     writer.close()
     said = [record.getMessage() for record in caplog.records]
     assert len([line for line in said if "the index cannot be written" in line]) == 1
@@ -147,7 +147,7 @@ def test_a_full_disk_is_survived_counted_and_said_once(
 def test_a_directory_that_is_gone_is_survived(tmp_path: Path) -> None:
     writer = IndexWriter(tmp_path / "index", no_pause)
     shutil.rmtree(tmp_path / "index")
-    writer.put(meta_of(1), 4096, 1.0)
+    writer.put(meta_of(1), 20480, 1.0)
     writer.close()
 
 
@@ -155,7 +155,7 @@ def test_a_path_that_is_a_file_is_survived_and_counted(tmp_path: Path) -> None:
     (tmp_path / "index").write_text("not a directory")
     writer = IndexWriter(tmp_path / "index", no_pause)
     for number in range(2 * BATCH_CHANGES):
-        writer.put(meta_of(number), 4096, 1.0)
+        writer.put(meta_of(number), 20480, 1.0)
     writer.close()
     assert writer.failures == 1
     assert (tmp_path / "index").read_text() == "not a directory"

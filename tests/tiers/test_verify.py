@@ -1,7 +1,10 @@
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from rootcellar.tiers.config import CodecName, StoreConfig
 from rootcellar.tiers.errors import FormatVersionError, StoreLockedError
@@ -46,7 +49,7 @@ def _file(root: Path, chain: tuple[int, ...]) -> Path:
     return next(path for path in chunk_files(root) if path.stem == name)
 
 
-def _verify(root: Path, *, repair: bool = False) -> dict[str, object]:
+def _verify(root: Path, *, repair: bool = False) -> dict[str, Any]:
     return verify_store(root, repair=repair, progress=lambda done, total: None)
 
 
@@ -56,7 +59,8 @@ def test_a_whole_store_is_found_whole(root: Path) -> None:
     assert (report["chunks"], report["bad"], report["orphans"]) == (5, [], 0)
     assert report["bytes"] == bytes_on_disk(root)
     assert seen == [(number, 5) for number in range(1, 6)]
-    assert table(report).row_count == 0
+    assert "read 5 files" in _shown(report)
+    assert "0 bad, 0 below" in _shown(report)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +75,18 @@ def test_one_flipped_bit_is_found(root: Path, offset: int, why: str) -> None:
     report = _verify(root)
     assert report["bad"] == [{"file": str(path), "why": _found(report)}]
     assert why in _found(report)
+    assert path.name in _shown(report).replace("\n", "")
     assert report["orphans"] == 1  # the chunk below it
 
 
-def _found(report: dict[str, object]) -> str:
+def _shown(report: dict[str, Any]) -> str:
+    console = Console(width=300, file=StringIO())
+    console.print(table(report))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def _found(report: dict[str, Any]) -> str:
     bad = report["bad"]
     assert isinstance(bad, list)
     assert len(bad) == 1
@@ -122,9 +134,10 @@ def test_a_store_in_use_is_left_alone(root: Path) -> None:
 
 
 def test_what_is_no_store_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
-    for missing in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(ValueError, match="is not a store"):
-            _verify(missing)
+    with pytest.raises(ValueError, match="is not a store"):
+        _verify(tmp_path)
+    with pytest.raises(ValueError, match="does not exist"):
+        _verify(tmp_path / "absent")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -18,6 +18,7 @@ from rootcellar.tiers.chunk_file import (
     pack_header,
     parse_header,
 )
+from rootcellar.tiers.codec import PlaneCodec
 from rootcellar.tiers.io.base import (
     ChunkMeta,
     Codec,
@@ -29,6 +30,7 @@ from rootcellar.tiers.io.base import (
     WriteJob,
 )
 from rootcellar.tiers.io.testing import (
+    ITEMSIZE,
     SLOT_BYTES,
     IoWorld,
     Kind,
@@ -190,6 +192,18 @@ class TestNeverWrongBytes:
         path.write_bytes(pack_header(less, xxh3_128_digest(stored)) + stored)
         assert world.read(less).status is Status.CORRUPT
 
+    def test_a_frame_as_long_as_the_slot_is_no_longer_payload(self, world: IoWorld) -> None:
+        frame = PlaneCodec(ITEMSIZE).encode(memoryview(content_of(meta_of(1))))
+        meta = replace(
+            meta_of(1, payload_bytes=SLOT_BYTES + 2, codec=Codec.ZSTD_PLANES),
+            stored_bytes=len(frame),
+        )
+        path = _path(world, meta)
+        path.parent.mkdir(parents=True)
+        content = pack_header(meta, xxh3_128_digest(frame)) + frame
+        path.write_bytes(content.ljust(file_bytes(len(frame), meta.codec), b"\0"))
+        assert world.read(meta).status is Status.CORRUPT
+
     def test_a_file_that_is_not_there_is_missing(self, world: IoWorld) -> None:
         assert world.read(meta_of(1)).status is Status.MISSING
 
@@ -206,10 +220,10 @@ class TestNeverWrongBytes:
 class TestMakingRoom:
     def test_a_victim_of_equal_size_is_overwritten_in_place(self, world: IoWorld) -> None:
         world.write(meta_of(1))
-        inode = _path(world, meta_of(1)).stat().st_ino
-        done = world.write(meta_of(2), victims=[file_of(meta_of(1))])
+        with _path(world, meta_of(1)).open("rb") as victim:  # or its number could be given again
+            done = world.write(meta_of(2), victims=[file_of(meta_of(1))])
+            assert os.path.samestat(os.fstat(victim.fileno()), _path(world, meta_of(2)).stat())
         assert (done.status, done.leaked_bytes) == (Status.OK, 0)
-        assert _path(world, meta_of(2)).stat().st_ino == inode
         assert world.read(meta_of(2)).status is Status.OK
         assert world.holds(meta_of(2))
         assert world.read(meta_of(1)).status is Status.MISSING
@@ -402,3 +416,22 @@ def test_the_disk_never_holds_more_than_the_victims_leave_room_for(
     held_bytes = dict(seen)
     room_bytes = file_of(stays).file_bytes + file_of(new).file_bytes
     assert held_bytes["write"] <= held_bytes["rename"] == room_bytes
+
+
+def test_a_folder_that_another_lane_made_first_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = IoWorld(tmp_path / "store", "threads")
+    world.folder(meta_of(1))
+    make = os.mkdir
+
+    def make_twice(path: str, mode: int) -> None:
+        make(path, mode)
+        make(path, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", make_twice)
+        world.fill(meta_of(1), 0)
+        assert world.run(WriteJob(world.new_id(), meta_of(1), 0))[0].status is Status.OK
+    assert world.read(meta_of(1)).status is Status.OK
+    world.close()

@@ -1,10 +1,12 @@
 """How a backend ends: what is finished, what is given back, and that nothing stays open."""
 
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from rootcellar.tiers.chunk_file import chunk_path
 from rootcellar.tiers.index import load
 from rootcellar.tiers.io.base import DeleteJob, Job, ReadJob, ReclaimJob, Status, TouchJob, WriteJob
 from rootcellar.tiers.io.testing import (
@@ -70,6 +72,9 @@ class TestClosing:
         before = open_files()
         world = IoWorld(tmp_path / "store", kind)
         assert world.write(meta_of(1)).status is Status.OK
+        assert world.read(meta_of(1)).status is Status.OK
+        os.truncate(chunk_path(str(world.root), meta_of(1)), 100)
+        assert world.read(meta_of(1)).status is Status.CORRUPT
         world.backend.close()
         world.backend.close()
         assert not world.backend.alive
@@ -115,6 +120,7 @@ def test_when_closing_takes_too_long_only_jobs_not_begun_are_given_back(
     closing.start()
     given_back = {done.job_id: done.status for done in world.take(2)}
     assert given_back == {2: Status.UNAVAILABLE, 3: Status.UNAVAILABLE}
+    closing.join(0.3)
     assert closing.is_alive()
     gate.open.set()
     closing.join(PATIENCE_S)

@@ -2,6 +2,7 @@ import gc
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -175,7 +176,7 @@ def test_rows_that_are_none_are_an_error(tmp_path: Path, key: bytes, value: byte
     ids=str,
 )
 def test_a_row_that_makes_no_sense_makes_the_index_worthless(
-    tmp_path: Path, nonsense: dict[str, int]
+    tmp_path: Path, nonsense: dict[str, Any]
 ) -> None:
     rewrite(tmp_path / "index", [_row(1), _row(2)._replace(**nonsense)], [])
     with pytest.raises(lmdb.CorruptedError):

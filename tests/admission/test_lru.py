@@ -31,7 +31,6 @@ class TestLruOrder(EvictionOrderContract):
             return key in crowd
 
         for number in range(50, 100):
-            victim = order.victim(busy)
-            assert victim == chain_of(number)[0]
-            order.discard(victim)
+            assert order.victim(busy) == chain_of(number)[0]
+            order.discard(chain_of(number)[0])
         assert asked <= 100

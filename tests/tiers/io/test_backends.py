@@ -359,6 +359,15 @@ class TestTheBackendItself:
             world.backend.submit([job] * (world.backend.max_in_flight + 1))
         assert world.delete().status is Status.OK
 
+    def test_as_many_as_may_be_in_flight_go_through_again_and_again(self, world: IoWorld) -> None:
+        for _ in range(2):
+            jobs = [DeleteJob(world.new_id(), ()) for _ in range(world.backend.max_in_flight)]
+            world.backend.submit(jobs)
+            with pytest.raises(ValueError, match="max_in_flight"):
+                world.backend.submit([DeleteJob(0, ())])
+            done = world.take(len(jobs))
+            assert {completion.job_id for completion in done} == {job.job_id for job in jobs}
+
     def test_a_job_of_megabytes_goes_through(self, world: IoWorld) -> None:
         files = tuple(file_of(meta_of(1)) for _ in range(50_000))
         assert world.run(DeleteJob(world.new_id(), files))[0].status is Status.OK

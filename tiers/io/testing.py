@@ -140,6 +140,10 @@ class IoWorld:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
+    def path(self, meta: ChunkMeta) -> Path:
+        """Where the chunk's file lies, or would lie."""
+        return Path(chunk_path(str(self.root), meta))
+
     def write(self, meta: ChunkMeta, slot: int = 0, victims: Iterable[FileRef] = ()) -> Completion:
         self.folder(meta)
         self.fill(meta, slot)

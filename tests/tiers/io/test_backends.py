@@ -4,7 +4,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,14 +12,11 @@ from xxhash import xxh3_128_digest
 
 from rootcellar.tiers.chunk_file import (
     HEADER_BYTES,
-    chunk_path,
     file_bytes,
     pack_header,
-    parse_header,
 )
 from rootcellar.tiers.codec import PlaneCodec
 from rootcellar.tiers.io.base import (
-    ChunkMeta,
     Codec,
     DeleteJob,
     Job,
@@ -66,10 +62,6 @@ def world(shared: IoWorld) -> Iterator[IoWorld]:
         (shared.root / folder).mkdir()
 
 
-def _path(world: IoWorld, meta: ChunkMeta) -> Path:
-    return Path(chunk_path(str(world.root), meta))
-
-
 def _chunk_bytes(world: IoWorld) -> int:
     return sum(path.stat().st_size for path in world.root.rglob("*.kv"))
 
@@ -84,7 +76,7 @@ class TestReadingWhatWasWritten:
         done = world.write(meta)
         assert done.status is Status.OK
         assert done.file_bytes == file_bytes(done.stored_bytes, done.codec)
-        assert done.file_bytes == _path(world, meta).stat().st_size
+        assert done.file_bytes == world.path(meta).stat().st_size
         stored = replace(meta, stored_bytes=done.stored_bytes, codec=done.codec)
         assert world.read(stored).status is Status.OK
         assert world.holds(meta)
@@ -93,8 +85,8 @@ class TestReadingWhatWasWritten:
         meta = meta_of(1, payload_bytes=5000)
         world.write(meta)
         expected = make_file(world.root / "by hand", meta).read_bytes()
-        assert _path(world, meta).read_bytes() == expected
-        assert _path(world, meta).stat().st_mode & 0o777 == 0o600
+        assert world.path(meta).read_bytes() == expected
+        assert world.path(meta).stat().st_mode & 0o777 == 0o600
         shutil.rmtree(world.root / "by hand")
 
     def test_a_file_made_by_hand_is_read(self, world: IoWorld) -> None:
@@ -166,7 +158,7 @@ class TestNeverWrongBytes:
         meta = meta_of(1)
         other = replace(meta, **change)  # type: ignore[arg-type]  # mypy cannot see which field
         written = make_file(world.root, meta)
-        wanted = _path(world, other)
+        wanted = world.path(other)
         wanted.parent.mkdir(parents=True, exist_ok=True)
         written.rename(wanted)
         assert world.read(other).status is Status.CORRUPT
@@ -177,9 +169,9 @@ class TestNeverWrongBytes:
         meta = meta_of(1, payload_bytes=10_000, codec=codec)
         done = world.write(meta)
         stored = replace(meta, stored_bytes=done.stored_bytes, codec=done.codec)
-        content = bytearray(_path(world, meta).read_bytes())
+        content = bytearray(world.path(meta).read_bytes())
         content[bit // 8] ^= 1 << bit % 8
-        _path(world, meta).write_bytes(content)
+        world.path(meta).write_bytes(content)
         assert world.read(stored).status is Status.CORRUPT
 
     @pytest.mark.parametrize("left_bytes", [0, 100, HEADER_BYTES, HEADER_BYTES + 8192])
@@ -200,7 +192,7 @@ class TestNeverWrongBytes:
             meta_of(1, payload_bytes=SLOT_BYTES + 2, codec=Codec.ZSTD_PLANES),
             stored_bytes=len(frame),
         )
-        path = _path(world, meta)
+        path = world.path(meta)
         path.parent.mkdir(parents=True)
         content = pack_header(meta, xxh3_128_digest(frame)) + frame
         path.write_bytes(content.ljust(file_bytes(len(frame), meta.codec), b"\0"))
@@ -210,7 +202,7 @@ class TestNeverWrongBytes:
         assert world.read(meta_of(1)).status is Status.MISSING
 
     def test_a_folder_in_a_files_place_is_a_failure(self, world: IoWorld) -> None:
-        _path(world, meta_of(1)).mkdir(parents=True)
+        world.path(meta_of(1)).mkdir(parents=True)
         assert world.read(meta_of(1)).status is Status.FAILED
 
     def test_a_length_that_no_slot_holds_is_corrupt(self, world: IoWorld) -> None:
@@ -222,9 +214,9 @@ class TestNeverWrongBytes:
 class TestMakingRoom:
     def test_a_victim_of_equal_size_is_overwritten_in_place(self, world: IoWorld) -> None:
         world.write(meta_of(1))
-        with _path(world, meta_of(1)).open("rb") as victim:  # or its number could be given again
+        with world.path(meta_of(1)).open("rb") as victim:  # or its number could be given again
             done = world.write(meta_of(2), victims=[file_of(meta_of(1))])
-            assert os.path.samestat(os.fstat(victim.fileno()), _path(world, meta_of(2)).stat())
+            assert os.path.samestat(os.fstat(victim.fileno()), world.path(meta_of(2)).stat())
         assert (done.status, done.leaked_bytes) == (Status.OK, 0)
         assert world.read(meta_of(2)).status is Status.OK
         assert world.holds(meta_of(2))
@@ -255,17 +247,17 @@ class TestMakingRoom:
         with make_file(world.root, meta_of(1)).open("ab") as file:
             file.write(bytes(8192))
         done = world.write(meta_of(2), victims=[file_of(meta_of(1))])
-        assert done.file_bytes == _path(world, meta_of(2)).stat().st_size
+        assert done.file_bytes == world.path(meta_of(2)).stat().st_size
 
     def test_a_victim_that_cannot_go_is_reported_and_nothing_is_written(
         self, world: IoWorld
     ) -> None:
-        stuck = _path(world, meta_of(1, payload_bytes=100))
+        stuck = world.path(meta_of(1, payload_bytes=100))
         (stuck / "a folder in the place of the file").mkdir(parents=True)
         victim = file_of(meta_of(1, payload_bytes=100))
         done = world.write(meta_of(2), victims=[victim])
         assert (done.status, done.leaked_bytes) == (Status.FAILED, victim.file_bytes)
-        assert not _path(world, meta_of(2)).exists()
+        assert not world.path(meta_of(2)).exists()
 
 
 class TestARefusingMedium:
@@ -314,7 +306,7 @@ class TestRemoving:
         assert _chunk_bytes(world) == 0
 
     def test_a_file_that_cannot_be_deleted_is_reported(self, world: IoWorld) -> None:
-        (_path(world, meta_of(1)) / "in the way").mkdir(parents=True)
+        (world.path(meta_of(1)) / "in the way").mkdir(parents=True)
         world.write(meta_of(2))
         done = world.delete(file_of(meta_of(1)), file_of(meta_of(2)))
         size_bytes = file_bytes(SLOT_BYTES, Codec.RAW)
@@ -376,73 +368,3 @@ class TestTheBackendItself:
         world.backend.wait(0.01)
         world.backend.wait(0.01)
         assert world.backend.poll() == []
-
-
-def test_the_padding_of_a_slot_does_not_reach_the_disk(tmp_path: Path) -> None:
-    world = IoWorld(tmp_path / "store", "threads")
-    meta = meta_of(1, payload_bytes=5000)
-    world.write(meta)
-    content = _path(world, meta).read_bytes()
-    parsed = parse_header(content[:HEADER_BYTES])
-    assert parsed is not None
-    assert parsed[0] == meta
-    assert content[HEADER_BYTES:] == content_of(meta).ljust(8192, b"\0")
-    world.close()
-
-
-def test_without_o_direct_it_goes_through_the_page_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rootcellar.tiers.io.engine.supports_o_direct", lambda root: False)
-    world = IoWorld(tmp_path / "store", "threads")
-    meta = meta_of(1, payload_bytes=9000)
-    assert world.write(meta).status is Status.OK
-    assert world.read(meta).status is Status.OK
-    assert world.holds(meta)
-    os.truncate(_path(world, meta), HEADER_BYTES + 4096)
-    job = ReadJob(world.new_id(), meta, 1)  # into the slot that has the right bytes from before
-    assert world.run(job)[0].status is Status.CORRUPT
-    world.close()
-
-
-@pytest.mark.parametrize(
-    "victim_bytes", [[], [SLOT_BYTES], [100, 100, 100], [100, SLOT_BYTES, SLOT_BYTES, 5000]]
-)
-def test_the_disk_never_holds_more_than_the_victims_leave_room_for(
-    tmp_path: Path, victim_bytes: list[int]
-) -> None:
-    root, seen = tmp_path / "store", list[tuple[str, int]]()
-
-    def pause(point: str) -> None:
-        files = [path for name in ("chunks", "tmp") for path in (root / name).rglob("*")]
-        seen.append((point, sum(path.stat().st_size for path in files if path.is_file())))
-
-    world = IoWorld(root, "threads", pause=pause)
-    victims = [meta_of(at, payload_bytes=size) for at, size in enumerate(victim_bytes)]
-    stays, new = meta_of(10), meta_of(11)
-    for meta in [*victims, stays]:
-        make_file(root, meta)
-    assert world.write(new, victims=map(file_of, victims)).status is Status.OK
-    world.close()
-    held_bytes = dict(seen)
-    room_bytes = file_of(stays).file_bytes + file_of(new).file_bytes
-    assert held_bytes["write"] <= held_bytes["rename"] == room_bytes
-
-
-def test_a_folder_that_another_lane_made_first_will_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = IoWorld(tmp_path / "store", "threads")
-    world.folder(meta_of(1))
-    make = os.mkdir
-
-    def make_twice(path: str, mode: int) -> None:
-        make(path, mode)
-        make(path, mode)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "mkdir", make_twice)
-        world.fill(meta_of(1), 0)
-        assert world.run(WriteJob(world.new_id(), meta_of(1), 0))[0].status is Status.OK
-    assert world.read(meta_of(1)).status is Status.OK
-    world.close()

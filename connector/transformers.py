@@ -85,7 +85,8 @@ class CachedModel:
         first_token = FirstToken(each_step=self.store.poll)
         output = self._run(input_ids, cache, first_token, arguments)
         sequence = output if isinstance(output, torch.Tensor) else output.sequences
-        self._keep(_as_int32(sequence)[: cache.get_seq_length()], keys, cache, salt)
+        if not self._watch.changed():  # else part of the KV is another model's
+            self._keep(_as_int32(sequence)[: cache.get_seq_length()], keys, cache, salt)
         self.last = Served.of(len(tokens), by_tier, first_token.at_s - start_s)
         return output
 

@@ -45,8 +45,8 @@ class Storing:
     def _reserve(self, chain: list[Key], start: int, stop: int, tail: int) -> list[DramChunk]:
         dram = self._cold.dram
         above = dram.get(chain[start - 1]) if start else None
-        if above is not None and above.state is not ChunkState.UNBACKED:
-            above = None  # on NVMe too, or on its way
+        if above is not None and above.state is ChunkState.CLEAN:
+            above = None  # on NVMe too
         if above is not None:
             dram.pin(above)  # a leaf until the first is reserved: it must not be evicted for it
         chunks: list[DramChunk] = []

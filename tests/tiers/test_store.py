@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from rootcellar.admission.always import Always
 from rootcellar.admission.base import Answer, Boundary, Decision, Offer
 from rootcellar.admission.frequency_gate import FrequencyGate
 from rootcellar.tiers.base import LoadState, Tier
-from rootcellar.tiers.config import StoreConfig
+from rootcellar.tiers.config import IoKind, StoreConfig
 from rootcellar.tiers.errors import StoreClosedError, StoreLockedError
+from rootcellar.tiers.io.process import ProcessBackend
 from rootcellar.tiers.store import TieredStore
 from rootcellar.tiers.toy import (
     CHUNK_BYTES,
@@ -340,6 +342,38 @@ def _spoil(path: Path, fault: str, other: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.parametrize("io", ["threads", "process"])
+def test_a_pipe_in_place_of_a_file_is_a_miss(tmp_path: Path, io: IoKind) -> None:
+    config = replace(_config(tmp_path), io=io)
+    with TieredStore(config, NAMESPACE) as store:
+        _put(store, (1,))
+    with TieredStore(config, NAMESPACE) as store:
+        path = chunk_files(tmp_path / "store")[0]
+        path.unlink()
+        os.mkfifo(path)
+        _check(store, (1,), 0)
+
+
+def test_a_dead_worker_does_not_cost_a_new_chunk_its_parent(tmp_path: Path) -> None:
+    config = replace(_config(tmp_path, dram=1), io="process")
+    with TieredStore(config, NAMESPACE) as store:
+        parent = store.prepare_store(keys_of((1,)))
+        _kill_worker(store)
+        store.complete_store(parent)
+        store.complete_store(store.prepare_store(keys_of((1, 2))), success=False)
+        store.check_integrity()
+        assert store.lookup(keys_of((1,))).num_chunks == 1
+
+
+def _kill_worker(store: TieredStore) -> None:
+    backend = store._cold.nvme._io  # type: ignore[union-attr]  # there is a directory
+    assert isinstance(backend, ProcessBackend)
+    assert backend.worker_pid is not None
+    os.kill(backend.worker_pid, signal.SIGKILL)
+    while backend.alive:
+        backend.wait(0.01)
+
+
 def test_a_file_spoilt_while_the_store_is_open_is_a_miss(tmp_path: Path) -> None:
     with _store(tmp_path, dram=2) as store:
         _put(store, (1, 2, 3, 4))
@@ -388,6 +422,7 @@ def test_a_smaller_budget_is_met_when_the_store_opens(tmp_path: Path) -> None:
     with _store(tmp_path) as store:
         _put(store, tuple(range(8)))
     with _store(tmp_path, nvme=3) as store:
+        store.check_integrity()
         store.flush()
         assert bytes_on_disk(tmp_path / "store") <= 3 * FILE_BYTES
         _check(store, tuple(range(8)), 3)
@@ -598,7 +633,8 @@ def test_a_put_waits_for_an_arena_that_is_still_being_populated(
 @pytest.mark.parametrize("io", ["threads", "process"])
 def test_a_process_that_closes_no_store_ends_all_the_same(tmp_path: Path, io: str) -> None:
     script = f"""
-from rootcellar.tiers.config import StoreConfig
+from rootcellar.tiers.config import IoKind, StoreConfig
+from rootcellar.tiers.io.process import ProcessBackend
 from rootcellar.tiers.store import TieredStore
 from rootcellar.tiers.toy import *
 

@@ -42,6 +42,8 @@ from .base import (
 )
 
 _log = logging.getLogger(__name__)
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Whatever stands in for a chunk file, a pipe say, opening it does not wait."""
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN))
 """Says nothing about the medium: the same job may go through in a moment."""
 
@@ -108,7 +110,7 @@ class Lane:
         target = slot if meta.codec is Codec.RAW else self._scratch_buffer()
         if size_bytes > len(slot) or meta.payload_bytes > len(slot):
             return Status.CORRUPT
-        fd = os.open(chunk_path(self._root, meta), os.O_RDONLY | os.O_CLOEXEC | self._direct)
+        fd = os.open(chunk_path(self._root, meta), _READ | self._direct)
         try:
             read_bytes = os.preadv(fd, [self._header, target[:size_bytes]], 0)
         finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from rootcellar.connector.dynamic_cache import model_layout
@@ -339,6 +339,28 @@ def test_models_that_differ_share_nothing_in_one_directory(
         with _open(make_model(seed=seed), tmp_path) as cached:
             cached.generate(prompt, max_new_tokens=1, pad_token_id=0)
             assert _last(cached).nvme == found
+
+
+def test_kv_of_weights_edited_while_generating_is_not_kept(
+    model: PreTrainedModel, tmp_path: Path
+) -> None:
+    prompt = _prompt(600)
+    weight = model.get_parameter("model.layers.0.self_attn.v_proj.weight")
+
+    def edit(ids: torch.Tensor, scores: torch.Tensor, **arguments: object) -> torch.Tensor:
+        weight.mul_(2.0)
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    with _open(model, tmp_path) as cached:
+        cached.generate(
+            prompt, max_new_tokens=3, pad_token_id=0, stopping_criteria=StoppingCriteriaList([edit])
+        )
+        weight.data.div_(8.0)  # as it was
+        tokens = cached.generate(prompt, max_new_tokens=4, pad_token_id=0)
+        expected = _expected(model, prompt, max_new_tokens=4, pad_token_id=0)
+        assert torch.equal(tokens, expected)
+        assert _last(cached).computed == 600
+        _check_accounts(cached)
 
 
 def test_weights_edited_in_place_are_not_served_old_kv(

@@ -103,6 +103,7 @@ def test_files_the_index_does_not_know_are_taken_in(root: Path) -> None:
     recovered = _open(root)
     assert _keys(recovered) == {key_of(number) for number in range(300)}
     assert recovered.repaired == {"files without a row": 300}
+    assert load(root / "index.lmdb").trusted
     assert not _open(root).repaired
 
 
@@ -164,8 +165,9 @@ def _replace_by_folder(path: Path) -> None:
 
 
 def _replace_by_link(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("/etc/hostname")
+    """To a file that is right in all else, outside of the store."""
+    elsewhere = path.rename(path.parents[4] / "elsewhere")
+    path.symlink_to(elsewhere)
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -392,8 +394,12 @@ def test_a_disk_that_refuses_is_said_and_the_lock_is_free_again(
     make_file(root, meta_of(1))
     before = open_files()
 
-    def refuse(path: str) -> list[str]:
-        raise OSError(5, "Input/output error")
+    names_in = os.listdir
+
+    def refuse(path: Path) -> list[str]:
+        if path == root / "chunks":
+            raise OSError(5, "Input/output error")
+        return names_in(path)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "listdir", refuse)

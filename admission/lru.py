@@ -1,7 +1,7 @@
 """Least recently used, leaf first: a request touches its chain from tail to head, so that of one
 chain the tail is always the older, and among chains the one unused for longest goes first."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from .base import Chain, EvictionOrder, Key
@@ -28,11 +28,8 @@ class LruOrder(EvictionOrder):
             self._children[parent] = {siblings, key}
 
     def touch(self, chain: Chain, stop: int) -> None:
-        move = self._parents.move_to_end
-        parents = self._parents
-        for key in reversed(chain[:stop]):
-            if key in parents:
-                move(key)
+        resident = filter(self._parents.__contains__, reversed(chain[:stop]))
+        deque(map(self._parents.move_to_end, resident), maxlen=0)  # a loop at C's speed
 
     def discard(self, key: Key) -> None:
         parent = self._parents.pop(key, None)
@@ -55,7 +52,7 @@ class LruOrder(EvictionOrder):
             passed.append(key)
         else:
             return None
-        for other in passed:
+        for other in reversed(passed):  # a tail stays older than its head
             self._parents.move_to_end(other)
         return key
 

@@ -1,3 +1,4 @@
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -9,6 +10,9 @@ ROOT = Path(__file__).parents[1]
 # A busy machine is no fault of the code: nothing here asserts how long something took.
 settings.register_profile("rootcellar", deadline=None)
 settings.load_profile("rootcellar")
+
+# vLLM has a virtual environment of its own: `make test-vllm` runs these there.
+collect_ignore = [] if importlib.util.find_spec("vllm") else ["connector/vllm"]
 
 
 def pytest_configure() -> None:

@@ -8,11 +8,15 @@ import errno
 import mmap
 import os
 import threading
+from dataclasses import dataclass
+
+from .errors import TierError
 
 PAGE_BYTES = 4096
 STEP_BYTES = 64 << 20
 """Memory populated per system call; close() waits for at most one step."""
 
+_NAME = "rootcellar-arena"
 _MADV_POPULATE_WRITE = 23
 _libc = ctypes.CDLL(None, use_errno=True)  # its calls run without the interpreter lock
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -52,6 +56,49 @@ class ArenaMapping:
             pass  # tensors still view it: unmapping now would crash whoever touches them
 
 
+@dataclass(frozen=True, slots=True)
+class ArenaAddress:
+    """Where another process of the same user finds an arena: descriptor `fd` of process `pid`.
+
+    Good while that process has the arena open. May be pickled.
+    """
+
+    pid: int
+    fd: int
+    slot_bytes: int
+    num_slots: int
+
+    def attach(self) -> ArenaMapping:
+        """Map the slots; the caller closes the mapping. TierError when they cannot be reached."""
+        path = f"/proc/{self.pid}/fd/{self.fd}"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise TierError(
+                f"the arena of process {self.pid} cannot be opened ({error}); its process must be"
+                " alive, of the same user and in the same PID namespace"
+            ) from error
+        try:
+            self._check(path, fd)
+            mapping = ArenaMapping(fd, self.slot_bytes, self.num_slots)
+            mapping.fd = -1  # the memory stays mapped without it
+            return mapping
+        except OSError as error:
+            raise TierError(f"the arena at {path} cannot be mapped: {error}") from error
+        finally:
+            os.close(fd)
+
+    def _check(self, path: str, fd: int) -> None:
+        """Another process may have the number by now, or in another PID namespace."""
+        size_bytes, expected_bytes = os.fstat(fd).st_size, self.slot_bytes * self.num_slots
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if not name.startswith(f"/memfd:{_NAME}") or size_bytes != expected_bytes:
+            raise TierError(
+                f"{path} is {name} of {size_bytes} bytes, not an arena of {expected_bytes}: its"
+                " owner has closed it, or lives in another PID namespace"
+            )
+
+
 class SharedArena(ArenaMapping):
     """Creates the memory and populates it in the background; only touched slots may be used.
 
@@ -63,7 +110,7 @@ class SharedArena(ArenaMapping):
             raise ValueError(f"slot_bytes is {slot_bytes}, must be a multiple of {PAGE_BYTES}")
         if num_slots <= 0:
             raise ValueError(f"num_slots is {num_slots}, must be at least 1")
-        fd = os.memfd_create("rootcellar-arena")
+        fd = os.memfd_create(_NAME)
         try:
             os.ftruncate(fd, slot_bytes * num_slots)
             super().__init__(fd, slot_bytes, num_slots)
@@ -88,6 +135,11 @@ class SharedArena(ArenaMapping):
     def attach(fd: int, slot_bytes: int, num_slots: int) -> ArenaMapping:
         """The same slots, in a process that inherited `fd`."""
         return ArenaMapping(fd, slot_bytes, num_slots)
+
+    @property
+    def shared_at(self) -> ArenaAddress:
+        """Where another process finds it, until close()."""
+        return ArenaAddress(os.getpid(), self.fd, self.slot_bytes, self.num_slots)
 
     def wait_touched(self, num_slots: int, timeout_s: float) -> bool:
         """Block until `num_slots` slots may be used; False when they are not there in time."""

@@ -1,6 +1,7 @@
 """Vocabulary of the tiers: what a lookup, a load and a store job are.
 
 A chain is the keys of one request, head first; all ranges are half-open chunk indices into it.
+A chunk may hang beside a chunk of a chain, its anchor: KV of other layers for the same tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..admission.base import Key, Tier
 if TYPE_CHECKING:
     from .dram import DramChunk
 
-__all__ = ["Key", "Load", "LoadState", "Lookup", "StoreJob", "Tier"]
+__all__ = ["BesideJob", "ChainJob", "Key", "Load", "LoadState", "Lookup", "StoreJob", "Tier"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +61,32 @@ class Load:
     """Indices below stop whose read is still under way."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class StoreJob:
     """Slots reserved for the chunks a caller was asked to write; owned by the caller.
 
     wanted: indices into keys that need bytes, ascending (chunks that are there already are not).
-    stop: keys[:stop] will be in the cold tiers once the job succeeds. why_not: why it stops short.
+    why_not: why some that are not there are not wanted either.
     """
 
     keys: list[Key]
-    start: int
-    stop: int
-    wanted: tuple[int, ...]
-    chunks: tuple[DramChunk, ...]
+    wanted: tuple[int, ...] = ()
+    chunks: tuple[DramChunk, ...] = ()
     """The reserved chunks, one per index in wanted."""
     why_not: str = ""
     done: bool = False
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ChainJob(StoreJob):
+    """keys is a chain; keys[:stop] will be in the cold tiers once the job succeeds."""
+
+    start: int
+    stop: int
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class BesideJob(StoreJob):
+    """keys[i] hangs from anchors[i], a chunk of a chain."""
+
+    anchors: list[Key]

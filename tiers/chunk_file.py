@@ -4,6 +4,7 @@
     root/chunks/<namespace>-<generation>/<first two digits of key>/<key>.kv
     root/tmp/        files being written; swept when a store opens
     root/dropped/    namespace folders out of reach, being deleted
+    root/weights.json   digests of weight files that an engine's connector remembers
 
     file = header (4 KiB) | stored bytes | zeros up to the file's size
     header = fields | xxh3-128 of the stored bytes | zeros | xxh3-128 of all of that
@@ -29,6 +30,7 @@ HEADER_BYTES = 4096
 ALIGN_BYTES = 4096
 """O_DIRECT wants offsets, lengths and addresses in multiples of it."""
 
+WEIGHTS = "weights.json"
 CHUNKS, TMP, DROPPED, INDEX, LOCK, FORMAT = (
     "chunks",
     "tmp",

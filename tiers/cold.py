@@ -7,6 +7,7 @@ from ..admission.base import AdmissionPolicy, Answer, Boundary, Key, Offer, Tier
 from .arena import SharedArena
 from .chunk_file import file_bytes
 from .dram import DramTier
+from .events import EventLog
 from .flusher import Flusher
 from .history import WhyNot
 from .io.base import Codec
@@ -16,7 +17,7 @@ from .noop import NoNvme
 from .nvme import NvmeTier
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class ColdTiers:
     """What an open store is made of; opening.py builds it."""
 
@@ -28,6 +29,7 @@ class ColdTiers:
     flusher: Flusher
     why_not: WhyNot
     metrics: Metrics
+    events: EventLog
     o_direct: bool
     release: ExitStack
 
@@ -35,13 +37,13 @@ class ColdTiers:
         """For each chunk of the readable run from `start` on, the fastest tier that can serve it.
         A read under way counts as NVMe."""
         tiers: list[Tier] = []
-        in_dram, on_nvme = self.dram.get, self.nvme.holds
-        for key in chain[start:]:
-            chunk = in_dram(key)
+        on_nvme, dram, nvme = self.nvme.holds, Tier.DRAM, Tier.NVME
+        keys = chain[start:]
+        for key, chunk in zip(keys, self.dram.find(keys), strict=True):
             if chunk is not None and chunk.readable:
-                tiers.append(Tier.DRAM)
+                tiers.append(dram)
             elif on_nvme(key):
-                tiers.append(Tier.NVME)
+                tiers.append(nvme)
             else:
                 break
         return tiers

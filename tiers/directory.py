@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from .chunk_file import CHUNKS, DROPPED, FORMAT, FORMAT_VERSION, LOCK, TMP
+from .chunk_file import CHUNKS, DROPPED, FORMAT, FORMAT_VERSION, LOCK, TMP, WEIGHTS
 from .errors import FormatVersionError, StoreLockedError
 
 _NEW_FORMAT = f"{FORMAT}.new"
@@ -91,7 +91,8 @@ def _check(root: Path) -> None:
     if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
         raise _unusable(root, "it is not writable")
     names = set(os.listdir(root))
-    others = names - {LOCK, CHUNKS, TMP, DROPPED, _NEW_FORMAT}  # these: a first opening died
+    # These: a first opening died, or its engine's weights were read first.
+    others = names - {LOCK, CHUNKS, TMP, DROPPED, WEIGHTS, _NEW_FORMAT}
     if FORMAT in names:
         _check_version(root)
     elif others:

@@ -8,13 +8,15 @@ A slot's life:
 Readers pin a chunk; a pinned, unwritten or not yet flushed chunk is never evicted.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ..admission.base import Chain, EvictionOrder, Key
+from ..admission.base import Chain, EvictionOrder, Key, Tier
 from .arena import SharedArena
+from .events import EventLog
 from .history import WhyNot
+from .metrics import Metrics
 
 
 class ChunkState(IntEnum):
@@ -30,6 +32,9 @@ class ChunkState(IntEnum):
     """Readable; NVMe does not have it, so evicting it forgets it."""
 
 
+_EVICTABLE = (ChunkState.CLEAN, ChunkState.UNBACKED)
+
+
 @dataclass(slots=True, eq=False)
 class DramChunk:
     """One occupied slot. The tier owns every field; others read them."""
@@ -40,32 +45,39 @@ class DramChunk:
     num_tokens: int
     state: ChunkState
     pins: int = 0
+    readable: bool = False
+    """The slot holds the chunk's bytes: false while it is WRITING or READING."""
     staged: bool = False
     """Here only for the loads that pin it: not admitted, in no eviction order."""
     detached: bool = False
     """No longer to be found by its key; the slot is free once nobody uses it."""
-
-    @property
-    def readable(self) -> bool:
-        return self.state >= ChunkState.DIRTY
+    promoted: bool = False
+    """It stayed after a load that read it from NVMe, and served none since."""
 
     @property
     def in_use(self) -> bool:
         """Whether an engine, a reader or the IO side touches the slot's bytes."""
-        return self.pins > 0 or self.state in (
-            ChunkState.WRITING,
-            ChunkState.READING,
-            ChunkState.FLUSHING,
-        )
+        return self.pins > 0 or not self.readable or self.state is ChunkState.FLUSHING
 
 
 class DramTier:
     """Keys to slots. Every method is for the engine's thread and does no IO."""
 
-    def __init__(self, arena: SharedArena, order: EvictionOrder, why_not: WhyNot) -> None:
+    def __init__(
+        self,
+        arena: SharedArena,
+        order: EvictionOrder,
+        why_not: WhyNot,
+        metrics: Metrics,
+        events: EventLog,
+    ) -> None:
+        self.num_pinned = 0
+        """Slots with at least one pin."""
         self._arena = arena
         self._order = order
         self._why_not = why_not
+        self._metrics = metrics
+        self._events = events
         self._chunks: dict[Key, DramChunk] = {}
         self._by_slot: list[DramChunk | None] = [None] * arena.num_slots
         self._freed: list[int] = []
@@ -76,6 +88,10 @@ class DramTier:
 
     def get(self, key: Key) -> DramChunk | None:
         return self._chunks.get(key)
+
+    def find(self, keys: Sequence[Key]) -> Iterator[DramChunk | None]:
+        """get() of each, when it is asked for."""
+        return map(self._chunks.get, keys)
 
     def at(self, slot: int) -> DramChunk:
         chunk = self._by_slot[slot]
@@ -128,12 +144,18 @@ class DramTier:
         """A staged chunk stays after its loads are done."""
         if chunk.staged and not chunk.detached:
             chunk.staged = False
+            chunk.promoted = True
             self._order.add(chunk.key, chunk.parent)
+            self._events.stored(Tier.DRAM, chunk.key)
             self._nothing_to_evict = False
 
     def settle(self, chunk: DramChunk, state: ChunkState) -> None:
-        """Nobody touches the slot's bytes any more, save readers."""
+        """Nobody touches the slot's bytes any more, save readers; they are the chunk's, or it is
+        detached."""
+        if chunk.state is ChunkState.WRITING and not chunk.detached:
+            self._events.stored(Tier.DRAM, chunk.key)
         chunk.state = state
+        chunk.readable = True
         self._nothing_to_evict = False
         self._free_if_done(chunk)
 
@@ -153,14 +175,21 @@ class DramTier:
 
     # Readers ---------------------------------------------------------------------------------
 
-    def pin(self, chunk: DramChunk) -> None:
-        chunk.pins += 1
+    def pin(self, *chunks: DramChunk) -> None:
+        for chunk in chunks:
+            if not chunk.pins:
+                self.num_pinned += 1
+            chunk.pins += 1
 
-    def unpin(self, chunk: DramChunk) -> None:
-        assert chunk.pins > 0, "unpinned more often than pinned"
-        chunk.pins -= 1
+    def unpin(self, *chunks: DramChunk) -> None:
+        for chunk in chunks:
+            assert chunk.pins > 0, "unpinned more often than pinned"
+            chunk.pins -= 1
+            if not chunk.pins:
+                self.num_pinned -= 1
+                if chunk.staged or chunk.detached:
+                    self._free_if_done(chunk)
         self._nothing_to_evict = False
-        self._free_if_done(chunk)
 
     # Going -----------------------------------------------------------------------------------
 
@@ -171,6 +200,9 @@ class DramTier:
         chunk.detached = True
         del self._chunks[chunk.key]
         self._order.discard(chunk.key)
+        if chunk.readable and not chunk.staged:
+            self._events.removed(Tier.DRAM, chunk.key)
+        self._metrics.wasted_promotions += chunk.promoted
         self._nothing_to_evict = False
         self._free_if_done(chunk)
 
@@ -197,15 +229,19 @@ class DramTier:
             assert not chunk.staged or chunk.in_use, "a staged chunk nobody uses holds a slot"
             listed = chunk.key in self._order and self._chunks.get(chunk.key) is chunk
             assert listed == (not chunk.staged and not chunk.detached)
+            assert chunk.readable == (chunk.state >= ChunkState.DIRTY)
+        assert self.num_pinned == sum(chunk.pins > 0 for chunk in used)
         assert len(self._chunks) == sum(not chunk.detached for chunk in used)
 
     def _take_slot(self) -> int | None:
-        if not self._freed and self._next_fresh < self._arena.touched_slots:
+        freed = self._freed
+        if freed:
+            return freed.pop()
+        if self._next_fresh < self._arena.touched_slots:
             self._next_fresh += 1
             return self._next_fresh - 1
-        if not self._freed:
-            self._evict()
-        return self._freed.pop() if self._freed else None
+        self._evict()
+        return freed.pop() if freed else None
 
     def _evict(self) -> None:
         if self._nothing_to_evict:
@@ -220,7 +256,7 @@ class DramTier:
 
     def _busy(self, key: Key) -> bool:
         chunk = self._chunks[key]
-        return chunk.in_use or chunk.state is ChunkState.DIRTY
+        return chunk.pins > 0 or chunk.state not in _EVICTABLE
 
     def _free_if_done(self, chunk: DramChunk) -> None:
         if chunk.in_use or not (chunk.detached or chunk.staged):

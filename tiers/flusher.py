@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from ..admission.base import Key
 from .dram import ChunkState, DramChunk, DramTier
 from .history import WhyNot
 from .layout import KVLayout
@@ -35,6 +36,10 @@ class Flusher:
         chunk.state = ChunkState.DIRTY
         self._queue.append(chunk)
 
+    def takes(self, key: Key) -> bool:
+        """Whether a chunk is on NVMe, is on its way there, or may be offered when it is written."""
+        return self._nvme.expects(key) or self._is_coming(key)
+
     @property
     def pending(self) -> int:
         """Chunks whose write is under way or will be, without anybody completing a store first."""
@@ -49,7 +54,7 @@ class Flusher:
             chunk = self._queue.popleft()
             if chunk.detached:
                 continue
-            if self._parent_is_coming(chunk):
+            if self._waits_for_parent(chunk):
                 behind_parent.append(chunk)
                 continue
             planned = self._plan(chunk)
@@ -73,11 +78,13 @@ class Flusher:
             if not chunk.detached:
                 self._give_up(chunk, "nvme is not available")
 
-    def _parent_is_coming(self, chunk: DramChunk) -> bool:
-        if chunk.parent is None or self._nvme.expects(chunk.parent):
-            return False
-        above = self._dram.get(chunk.parent)
-        return above is not None and above.state in (ChunkState.WRITING, ChunkState.DIRTY)
+    def _is_coming(self, key: Key) -> bool:
+        chunk = self._dram.get(key)
+        return chunk is not None and chunk.state in (ChunkState.WRITING, ChunkState.DIRTY)
+
+    def _waits_for_parent(self, chunk: DramChunk) -> bool:
+        parent = chunk.parent
+        return parent is not None and not self._nvme.expects(parent) and self._is_coming(parent)
 
     def _plan(self, chunk: DramChunk) -> Planned:
         if chunk.parent is not None and not self._nvme.expects(chunk.parent):

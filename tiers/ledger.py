@@ -33,6 +33,10 @@ class Ledger:
     def in_flight(self) -> int:
         return len(self._jobs) + len(self._doubtful)
 
+    def count(self, kind: type[Job]) -> int:
+        """Jobs of one kind that are under way."""
+        return sum(type(job) is kind for job in self._jobs.values())
+
     @property
     def has_room(self) -> bool:
         """Whether a read or write may be queued; half the queue is kept for deletions."""

@@ -3,7 +3,7 @@ on release which of those stay."""
 
 import time
 
-from ..admission.base import Boundary, Key
+from ..admission.base import Boundary, Key, Tier
 from .base import Load, LoadState
 from .cold import ColdTiers
 from .dram import ChunkState, DramChunk
@@ -25,38 +25,28 @@ class Loading:
         return len(self._loads)
 
     def prepare(self, chain: list[Key], start: int) -> Load:
-        cold, dram = self._cold, self._cold.dram
+        cold = self._cold
         tiers = cold.run(chain, start)
         stop = start + len(tiers)
         load = Load(chain, start, stop, tuple(tiers), time.monotonic() + self._timeout_s)
         load.why_not = cold.why_ends(chain, stop)
         cold.touch(chain, stop, hits=1)
-        here = [dram.get(key) for key in chain[start:stop]]
-        for chunk in here:  # before anything is staged: making room must evict none of these
-            if chunk is not None:
-                dram.pin(chunk)
-        for index, chunk in enumerate(here, start):
-            if index >= load.stop:
-                break
-            pinned = chunk or self._stage(chain[index])
-            while pinned is None and load.stop > index + 1:
-                self._shorten(load, here[load.stop - 1 - start])
-                pinned = self._stage(chain[index])
-            if pinned is None:
-                load.stop, load.why_not = index, NO_ROOM
-            else:
-                load.chunks.append(pinned)
-        load.missing = {i for i, chunk in enumerate(load.chunks, start) if not chunk.readable}
+        here = list(cold.dram.find(chain[start:stop]))
+        pinned = list(filter(None, here))
+        cold.dram.pin(*pinned)  # before anything is staged: making room must evict none of these
+        if Tier.NVME in tiers:
+            self._read(load, here)
+        else:
+            load.chunks = pinned
         self._loads.open(load)
-        cold.nvme.submit()
         return load
 
-    def complete(self, load: Load) -> None:
+    def complete(self, load: Load, used: bool) -> None:
         if load.state is LoadState.READY:
-            self._count(load)
+            if used:
+                self._count(load)
             self._promote(load)
-        for chunk in load.chunks:
-            self._cold.dram.unpin(chunk)
+        self._cold.dram.unpin(*load.chunks)
         self._loads.close(load)
 
     def apply(self, done: ReadDone) -> None:
@@ -77,6 +67,22 @@ class Loading:
     def cut_all(self, why: str) -> None:
         self._loads.cut_all(why)
 
+    def _read(self, load: Load, here: list[DramChunk | None]) -> None:
+        """Begin to read what of the run is not here, and shorten it to what has room."""
+        for index, chunk in enumerate(here, load.start):
+            if index >= load.stop:
+                break
+            pinned = chunk or self._stage(load.keys[index])
+            while pinned is None and load.stop > index + 1:
+                self._shorten(load, here[load.stop - 1 - load.start])
+                pinned = self._stage(load.keys[index])
+            if pinned is None:
+                load.stop, load.why_not = index, NO_ROOM
+            else:
+                load.chunks.append(pinned)
+        load.missing = {i for i, chunk in enumerate(load.chunks, load.start) if not chunk.readable}
+        self._cold.nvme.submit()
+
     def _stage(self, key: Key) -> DramChunk | None:
         """A pinned slot with a read into it under way."""
         dram, nvme = self._cold.dram, self._cold.nvme
@@ -85,7 +91,8 @@ class Loading:
         if chunk is None:
             return None
         if not nvme.plan_read(key, chunk.slot):
-            dram.settle(chunk, ChunkState.UNBACKED)  # staged and unpinned: free again
+            dram.detach(chunk)
+            dram.settle(chunk, ChunkState.UNBACKED)  # free again
             return None
         dram.pin(chunk)
         return chunk
@@ -104,17 +111,34 @@ class Loading:
         }
         if not staged:
             return
-        chain = load.keys[: load.stop]
-        stop = self._cold.admitted(Boundary.NVME_TO_DRAM, chain, min(staged))
+        stop = self._promotable(load, min(staged))
         for index, chunk in staged.items():
             if index < stop and (chunk.parent is None or self._cold.expects(chunk.parent)):
                 self._cold.dram.admit(chunk)
                 self._cold.metrics.promoted_chunks += 1
 
+    def _promotable(self, load: Load, first: int) -> int:
+        """How far the run from its first staged chunk on may stay in DRAM."""
+        anchor = _anchor(load)
+        if anchor is None:
+            return self._cold.admitted(Boundary.NVME_TO_DRAM, load.keys[: load.stop], first)
+        above = self._cold.dram.get(anchor)
+        return first if above is None or above.staged else load.stop
+
     def _count(self, load: Load) -> None:
-        metrics = self._cold.metrics
-        served = load.chunks[: load.stop - load.start]
-        for tier, chunk in zip(load.tiers, served, strict=False):
-            metrics.hit_chunks[tier] += 1
-            metrics.hit_tokens[tier] += chunk.num_tokens
+        """A chunk beside another serves the same tokens: they count once."""
+        metrics, num_served = self._cold.metrics, load.stop - load.start
+        served, tiers = load.chunks[:num_served], load.tiers[:num_served]
+        for chunk in served:
+            chunk.promoted = False
+        for tier in (Tier.DRAM, Tier.NVME):
+            metrics.hit_chunks[tier] += tiers.count(tier)
+            if _anchor(load) is None:
+                found = zip(served, tiers, strict=True)
+                metrics.hit_tokens[tier] += sum(c.num_tokens for c, t in found if t is tier)
         metrics.missed_chunks += len(load.keys) - load.stop
+
+
+def _anchor(load: Load) -> Key | None:
+    """The chunk that a load's only chunk hangs beside; None for a chain, whose head has none."""
+    return load.chunks[0].parent if load.chunks and load.start == 0 else None

@@ -15,6 +15,8 @@ class Metrics:
     """Chunks that loads asked for and did not get."""
     admitted_chunks: int = 0
     promoted_chunks: int = 0
+    wasted_promotions: int = 0
+    """Promoted chunks that left DRAM without having served another load."""
     dropped_stores: int = 0
     """Chunks reserved for a store that did not succeed."""
     late_loads: int = 0
@@ -29,6 +31,7 @@ class Metrics:
             "missed_chunks": self.missed_chunks,
             "admitted_chunks": self.admitted_chunks,
             "promoted_chunks": self.promoted_chunks,
+            "wasted_promotions": self.wasted_promotions,
             "dropped_stores": self.dropped_stores,
             "late_loads": self.late_loads,
             "refusals": dict(self.refusals),

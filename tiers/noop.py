@@ -1,5 +1,6 @@
 """The tier below DRAM when there is none: holds nothing, accepts nothing, is always idle."""
 
+from collections.abc import Iterator
 from typing import NoReturn
 
 from ..admission.base import Chain, EvictionOrder, Key
@@ -18,6 +19,9 @@ class NoNvme:
 
     def expects(self, key: Key) -> bool:
         return False
+
+    def readable_keys(self) -> Iterator[Key]:
+        return iter(())
 
     def describe(self, key: Key) -> NoReturn:
         raise AssertionError("nothing is here")
@@ -40,7 +44,7 @@ class NoNvme:
     def wait(self, timeout_s: float) -> None:
         pass
 
-    def invalidate(self, order: EvictionOrder) -> None:
+    def invalidate(self, order: EvictionOrder, successor: bytes) -> None:
         pass
 
     def stats(self) -> None:

@@ -6,17 +6,19 @@ poll().
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..admission.base import Chain, EvictionOrder, Key
+from ..admission.base import Chain, EvictionOrder, Key, Tier
 from .account import DiskAccount
 from .chunk_file import CHUNKS, file_bytes, folder_name
 from .dram import DramChunk, DramTier
 from .dropped import DroppedFolders
+from .events import EventLog
 from .history import WhyNot
 from .io.base import (
     NO_PARENT,
@@ -74,6 +76,7 @@ class NvmeTier:
         io: IoBackend,
         dram: DramTier,
         why_not: WhyNot,
+        events: EventLog,
         *,
         budget_bytes: int,
         namespace: bytes,
@@ -88,6 +91,7 @@ class NvmeTier:
         self._codec = codec
         self._dram = dram
         self._why_not = why_not
+        self._events = events
         self._ledger = Ledger(io)
         self._dropped = DroppedFolders(root, dict(recovered.dropped), self._ledger)
         self._account = DiskAccount(
@@ -95,6 +99,7 @@ class NvmeTier:
         )
         self._reading: dict[Key, int] = {}
         self._first_job_id = 0  # of this generation
+        self._generations = recovered.generations
         self._generation = recovered.generations.get(namespace) or time.time_ns()
         self._take_in(recovered)
         (root / CHUNKS / self._folder).mkdir(mode=0o700, exist_ok=True)
@@ -111,6 +116,10 @@ class NvmeTier:
     def expects(self, key: Key) -> bool:
         """Whether the chunk is on disk or being written."""
         return key in self._own.table
+
+    def readable_keys(self) -> Iterator[Key]:
+        """Of the chunks that can be read from disk."""
+        return filter(self.holds, self._own.table)
 
     def describe(self, key: Key) -> tuple[int, Key | None]:
         """(number of tokens, parent) of a chunk that is here."""
@@ -149,9 +158,12 @@ class NvmeTier:
             "resident_bytes": self._account.resident_bytes,
             "used_bytes": self.used_bytes,
             "budget_bytes": self.budget_bytes,
+            "free_bytes": self.free_bytes,
             "bytes_written": self.bytes_written,
             "corrupt_chunks": self.corrupt_chunks,
             "jobs_in_flight": self.jobs_in_flight,
+            "reads_in_flight": self._ledger.count(ReadJob),
+            "writes_in_flight": self._ledger.count(WriteJob),
             "io_alive": self._io.alive,
             "io_restarts": self._io.restarts,
         }
@@ -230,17 +242,22 @@ class NvmeTier:
                 file = self._own.table.file(gone)
                 if not self._own.discard(gone):  # one being written is deleted when that is done
                     files.append(file)
+                    self._events.removed(Tier.NVME, gone)
                 self._lost(gone, why)
         self._ledger.delete(files)
 
-    def invalidate(self, order: EvictionOrder) -> None:
+    def invalidate(self, order: EvictionOrder, successor: bytes) -> None:
         """Make every chunk of this namespace unreachable, for good: also after a crash.
 
-        Raises TierError when the disk refuses to remember it; nothing is served all the same.
+        What comes from now on is of the namespace `successor`, maybe the same. Raises TierError
+        when the disk refuses to remember it; nothing is served all the same.
         """
         name, size_bytes = self._folder, self._own.resident_bytes
+        for key in self.readable_keys() if self._events.on else ():
+            self._events.removed(Tier.NVME, key)
         self._account.own = Shelf(order)
-        self._generation = max(time.time_ns(), self._generation + 1)
+        newest = max(self._generation, self._generations.get(successor, 0))
+        self._namespace, self._generation = successor, max(time.time_ns(), newest + 1)
         self._first_job_id = self._ledger.next_job_id
         self._dropped.drop(name, size_bytes, self._folder)
         self._ledger.submit()
@@ -257,6 +274,7 @@ class NvmeTier:
         return key in self._reading or self._dram.anchors(key)
 
     def _evicted(self, key: Key) -> None:
+        self._events.removed(Tier.NVME, key)
         self._lost(key, "evicted from nvme")
 
     def _lost(self, key: Key, why: str) -> None:
@@ -287,6 +305,7 @@ class NvmeTier:
             if row is not None:
                 self._own.table.written(row, done.codec, done.stored_bytes, done.file_bytes)
                 self._own.resident_bytes += done.file_bytes
+                self._events.stored(Tier.NVME, key)
             elif current:  # dropped while it was written
                 meta = job.meta
                 file = FileRef(meta.namespace, meta.generation, key, done.file_bytes)

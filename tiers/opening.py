@@ -13,6 +13,7 @@ from .chunk_file import file_bytes, supports_o_direct
 from .cold import ColdTiers
 from .config import CODECS, StoreConfig
 from .dram import DramTier
+from .events import EventLog
 from .flusher import Flusher
 from .history import WhyNot
 from .io.base import Codec
@@ -35,7 +36,8 @@ def open_tiers(config: StoreConfig, namespace: Namespace) -> ColdTiers:
     layout = namespace.layout
     slot_bytes = -(-layout.chunk_bytes // PAGE_BYTES) * PAGE_BYTES
     _check_budgets(config, slot_bytes, file_bytes(layout.chunk_bytes, Codec.RAW))
-    policy, why_not, o_direct = config.admission(), WhyNot(), False
+    policy, o_direct = config.admission(), False
+    why_not, metrics, events = WhyNot(), Metrics(), EventLog()
     with ExitStack() as undo:  # undone in reverse: first the IO side, last the lock
         root = recovered = None
         if config.nvme_path is not None:
@@ -44,10 +46,10 @@ def open_tiers(config: StoreConfig, namespace: Namespace) -> ColdTiers:
             undo.callback(recovered.lock.close)
         arena = SharedArena(slot_bytes, config.dram_size // slot_bytes)
         undo.callback(arena.close)
-        if torch.cuda.is_available():
+        if config.pin_dram and torch.cuda.is_available():
             cudart: CudaRuntime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's
             undo.callback(ArenaPinner(arena, cudart).close)
-        dram = DramTier(arena, policy.order(Tier.DRAM), why_not)
+        dram = DramTier(arena, policy.order(Tier.DRAM), why_not, metrics, events)
         nvme: NvmeTier | NoNvme = NoNvme()
         if root is not None and recovered is not None:
             o_direct = _says_o_direct(root)
@@ -66,6 +68,7 @@ def open_tiers(config: StoreConfig, namespace: Namespace) -> ColdTiers:
                 io,
                 dram,
                 why_not,
+                events,
                 budget_bytes=config.nvme_size,
                 namespace=namespace.digest,
                 codec=CODECS[config.codec],
@@ -73,9 +76,18 @@ def open_tiers(config: StoreConfig, namespace: Namespace) -> ColdTiers:
             )
             undo.callback(nvme.close)
         flusher = Flusher(dram, nvme, layout, why_not, depth=2 * config.io_lanes)
-        metrics = Metrics()
         return ColdTiers(
-            layout, policy, arena, dram, nvme, flusher, why_not, metrics, o_direct, undo.pop_all()
+            layout=layout,
+            policy=policy,
+            arena=arena,
+            dram=dram,
+            nvme=nvme,
+            flusher=flusher,
+            why_not=why_not,
+            metrics=metrics,
+            events=events,
+            o_direct=o_direct,
+            release=undo.pop_all(),
         )
 
 

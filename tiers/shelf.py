@@ -8,7 +8,7 @@ from .io.base import NO_PARENT, ChunkMeta, FileRef
 from .table import ChunkTable
 
 MAX_HITS = 2**32 - 1
-"""The index keeps hits in 32 bits; counting stops there."""
+"""The index keeps hits in 32 bits."""
 
 
 class Shelf:
@@ -45,15 +45,9 @@ class Shelf:
         return file
 
     def touch(self, chain: Chain, stop: int, hits: int) -> None:
-        now_s = time.time()
-        table = self.table
-        for key in chain[:stop]:
-            row = table.row(key)
-            if row is not None:
-                table.last_use_s[row] = now_s
-                table.hits[row] = min(table.hits[row] + hits, MAX_HITS)
-                self._touched.add(key)
-        self.order.touch(chain, stop)
+        here = self.table.use(chain[:stop], time.time(), hits)
+        self._touched.update(here)
+        self.order.touch(here, len(here))
 
     @property
     def num_touched(self) -> int:
@@ -64,7 +58,7 @@ class Shelf:
         rows = [(key, self.table.row(key)) for key in self._touched]
         self._touched.clear()
         return [
-            (key, self.table.last_use_s[row], self.table.hits[row])
+            (key, self.table.last_use_s[row], min(self.table.hits[row], MAX_HITS))
             for key, row in rows
             if row is not None
         ]

@@ -12,10 +12,13 @@ from typing import Any, Self
 import torch
 
 from ..admission.base import Key, Tier
-from .base import Load, LoadState, Lookup, StoreJob
+from .arena import ArenaAddress
+from .base import BesideJob, ChainJob, Load, LoadState, Lookup, StoreJob
+from .beside import Beside
 from .config import StoreConfig
 from .dram import ChunkState
 from .errors import StoreClosedError
+from .events import ChunkEvent
 from .layout import Namespace
 from .loading import NO_ROOM, Loading
 from .nvme import ReadDone
@@ -40,6 +43,7 @@ class TieredStore:
         self._cold = open_tiers(config, namespace)
         self._loading = Loading(self._cold, config.load_timeout_s)
         self._storing = Storing(self._cold)
+        self._beside = Beside(self._cold)
         self._tensors = SlotTensors(self._cold.arena, self.layout)
         self._closed = False
 
@@ -60,6 +64,12 @@ class TieredStore:
         why_not = self._cold.why_ends(chain, len(tiers))
         return Lookup(len(tiers), num_tokens, tuple(tiers), why_not)
 
+    @property
+    def arena_address(self) -> ArenaAddress:
+        """Where other processes of this user find the DRAM slots, until close()."""
+        self._open_or_raise()
+        return self._cold.arena.shared_at
+
     # Loading ---------------------------------------------------------------------------------
 
     def prepare_load(self, keys: Sequence[Key], start: int = 0) -> Load:
@@ -79,18 +89,21 @@ class TieredStore:
         assert all(chunk.readable for chunk in chunks), "a READY load holds an unread chunk"
         return [self._tensors.view(chunk.slot, chunk.num_tokens) for chunk in chunks]
 
-    def complete_load(self, load: Load) -> None:
-        """Unpin. Admission decides which chunks that came from NVMe stay in DRAM."""
+    def complete_load(self, load: Load, used: bool = True) -> None:
+        """Unpin. Admission decides which chunks that came from NVMe stay in DRAM.
+
+        used: whether anybody read the views; a load that served nobody counts no hits.
+        """
         self._open_or_raise()
         if load.state is LoadState.DONE:
             raise ValueError("complete_load was called twice for one load")
-        self._loading.complete(load)
+        self._loading.complete(load, used)
 
     # Storing ---------------------------------------------------------------------------------
 
     def prepare_store(
         self, keys: Sequence[Key], start: int = 0, tail_tokens: int | None = None
-    ) -> StoreJob:
+    ) -> ChainJob:
         """Ask for slots for what of keys[start:] is not here yet. keys[:start] must be here.
 
         tail_tokens: tokens of the last chunk when it is a partial one. Fill the store_views(),
@@ -102,6 +115,20 @@ class TieredStore:
             allowed = f"1 to {self.layout.chunk_tokens}"
             raise ValueError(f"tail_tokens is {tail_tokens}, must be from {allowed}")
         return self._storing.prepare(chain, _checked_start(start, chain), tail)
+
+    def prepare_beside(self, anchors: Sequence[Key], keys: Sequence[Key]) -> BesideJob:
+        """Ask for slots for chunks that hang beside chunks of a chain: KV of other layers for the
+        tokens of the chunk anchors[i], under a key of their own, a whole chunk's bytes each.
+
+        Wanted is what is not here while its anchor is, or is being written. It goes where its
+        anchor goes, goes before it, and is loaded as a chain of one, prepare_load([key]).
+        Anchors may repeat. Fill the store_views(), then complete_store(), always.
+        """
+        names, hooks = self._chain(keys), list(anchors)
+        _check_keys("anchors", hooks)
+        if len(hooks) != len(names):
+            raise ValueError(f"{len(hooks)} anchors for {len(names)} keys, must be one for each")
+        return self._beside.prepare(hooks, names)
 
     def store_views(self, job: StoreJob) -> list[torch.Tensor]:
         """One writable tensor per index in job.wanted, a view of the reserved slot; valid until
@@ -115,20 +142,29 @@ class TieredStore:
         self._open_or_raise()
         if job.done:
             raise ValueError("complete_store was called twice for one job")
-        self._storing.complete(job, success)
+        if isinstance(job, BesideJob):
+            self._beside.complete(job, success)
+        elif isinstance(job, ChainJob):
+            self._storing.complete(job, success)
 
-    def invalidate(self) -> None:
+    def invalidate(self, successor: Namespace | None = None) -> None:
         """Everything stored so far becomes unreachable, in this process and after a restart.
 
-        Loads in progress end empty; stores in progress are forgotten when they complete. Waits for
-        the disk to remember it; raises TierError when that fails.
+        successor: the namespace of what is stored from now on, this one unless given; of the same
+        layout. A store that opens this namespace later then finds none of it. Loads in progress
+        end empty; stores in progress are forgotten when they complete. Waits for the disk to
+        remember it; raises TierError when that fails.
         """
         self._open_or_raise()
+        successor = successor or self.namespace
+        if successor.layout != self.layout:
+            raise ValueError(f"successor has layout {successor.layout}, must be {self.layout}")
+        self.namespace = successor
         cold = self._cold
         self._loading.cut_all("the namespace was invalidated")
         cold.dram.clear(cold.policy.order(Tier.DRAM))
         cold.why_not.forget_all()
-        cold.nvme.invalidate(cold.policy.order(Tier.NVME))
+        cold.nvme.invalidate(cold.policy.order(Tier.NVME), successor.digest)
 
     def poll(self) -> None:
         """Apply what the IO side reported, cut late loads, send the next writes down."""
@@ -231,7 +267,42 @@ class TieredStore:
     ) -> None:
         self.close()
 
+    # For whoever watches ---------------------------------------------------------------------
+
+    def record_events(self, max_events: int = 65_536) -> None:
+        """Start to record what comes and goes, beginning with what is here now.
+
+        A taker who falls behind by max_events misses arrivals, and the departures of those; it
+        never believes in a chunk that is gone.
+        """
+        self._open_or_raise()
+        events = self._cold.events
+        events.start(max_events)
+        for chunk in self._cold.dram:
+            if chunk.readable and not chunk.staged:
+                events.stored(Tier.DRAM, chunk.key)
+        for key in self._cold.nvme.readable_keys():
+            events.stored(Tier.NVME, key)
+
+    def take_events(self) -> list[ChunkEvent]:
+        """What came and went since the last call, oldest first; nothing before record_events().
+
+        A chunk is in DRAM once its store, or its promotion, is complete, and on NVMe once its
+        write is done.
+        """
+        return self._cold.events.take()
+
     # For people and tests --------------------------------------------------------------------
+
+    @property
+    def num_slots(self) -> int:
+        """Chunks that DRAM has room for, once all of it is populated."""
+        return self._cold.arena.num_slots
+
+    @property
+    def busy(self) -> bool:
+        """Whether poll() has something to wait for: reads or writes that are under way or due."""
+        return bool(self._cold.flusher.pending or self._cold.nvme.jobs_in_flight)
 
     def stats(self) -> dict[str, Any]:
         """Counters since opening and gauges of now, as plain numbers and dicts."""
@@ -245,7 +316,10 @@ class TieredStore:
                 "slots": cold.arena.num_slots,
                 "slots_used": len(cold.dram),
                 "slots_touched": cold.arena.touched_slots,
+                "slots_pinned": cold.dram.num_pinned,
                 "slot_bytes": cold.arena.slot_bytes,
+                "bytes_used": len(cold.dram) * cold.arena.slot_bytes,
+                "bytes": cold.arena.num_slots * cold.arena.slot_bytes,
             },
             "nvme": cold.nvme.stats(),
         }
@@ -280,10 +354,7 @@ class TieredStore:
     def _chain(self, keys: Sequence[Key]) -> list[Key]:
         self._open_or_raise()
         chain = list(keys)
-        for index, key in enumerate(chain):
-            if type(key) is not bytes or len(key) != KEY_BYTES:
-                made = f"must be {KEY_BYTES} bytes as chunk_keys() makes them"
-                raise TypeError(f"keys[{index}] is {key!r}, {made}")
+        _check_keys("keys", chain)
         if len(set(chain)) < len(chain):
             raise ValueError("a key stands twice in keys, which no chain has")
         return chain
@@ -291,6 +362,15 @@ class TieredStore:
     def _open_or_raise(self) -> None:
         if self._closed:
             raise StoreClosedError("the store is closed")
+
+
+def _check_keys(name: str, keys: list[Key]) -> None:
+    if set(map(type, keys)) <= {bytes} and set(map(len, keys)) <= {KEY_BYTES}:
+        return
+    for index, key in enumerate(keys):
+        if type(key) is not bytes or len(key) != KEY_BYTES:
+            made = f"must be {KEY_BYTES} bytes as chunk_keys() makes them"
+            raise TypeError(f"{name}[{index}] is {key!r}, {made}")
 
 
 def _checked_start(start: int, chain: list[Key]) -> int:

@@ -4,7 +4,7 @@ Objects would take three times the memory and, with a million chunks, wake the g
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..admission.base import Key
 from .io.base import NO_PARENT, ChunkMeta, Codec, FileRef
@@ -25,7 +25,7 @@ class ChunkTable:
         self._codec = array("B")
         self.file_bytes = array("q")
         self.last_use_s = array("d")
-        self.hits = array("I")
+        self.hits = array("Q")
         self.writing = array("B")
         """1 while the file is being written: the chunk is not readable yet."""
 
@@ -58,6 +58,15 @@ class ChunkTable:
         self._stored_bytes[row] = stored_bytes
         self.file_bytes[row] = file_bytes
         self.writing[row] = 0
+
+    def use(self, keys: Iterable[Key], now_s: float, hits: int) -> list[Key]:
+        """Those of the keys that are here, used now and hit so often more."""
+        here = list(filter(self._rows.__contains__, keys))
+        last_use_s, all_hits = self.last_use_s, self.hits
+        for row in map(self._rows.__getitem__, here):
+            last_use_s[row] = now_s
+            all_hits[row] += hits
+        return here
 
     def remove(self, key: Key) -> int:
         """The row that `key` had, free for another from now on."""

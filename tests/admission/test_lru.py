@@ -34,3 +34,21 @@ class TestLruOrder(EvictionOrderContract):
             assert order.victim(busy) == chain_of(number)[0]
             order.discard(chain_of(number)[0])
         assert asked <= 100
+
+    def test_a_chain_added_from_its_head_is_walked_over_once(self) -> None:
+        hashed = 0
+
+        class Key(bytes):
+            def __hash__(self) -> int:
+                nonlocal hashed
+                hashed += 1
+                return super().__hash__()
+
+        order, chain = LruOrder(), [Key(number.to_bytes(32)) for number in range(100)]
+        for key, parent in zip(chain, [None, *chain], strict=False):
+            order.add(key, parent)
+        hashed = 0
+        for key in reversed(chain):
+            assert order.victim(lambda key: False) == key
+            order.discard(key)
+        assert hashed < 20 * len(chain)

@@ -1,15 +1,19 @@
 import errno
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from rootcellar.tiers import arena as arena_module
-from rootcellar.tiers.arena import SharedArena
+from rootcellar.tiers.arena import ArenaAddress, SharedArena
+from rootcellar.tiers.errors import TierError
 from rootcellar.tiers.io.testing import open_files
 
 SLOT_BYTES = 8192
@@ -53,6 +57,72 @@ def test_another_process_sees_the_same_bytes() -> None:
     command = [sys.executable, "-P", "-c", program, str(arena.fd)]
     subprocess.run(command, pass_fds=[arena.fd], check=True)
     assert bytes(arena.slot(1)[:5]) == b"there"
+    arena.close()
+
+
+READS_AND_WRITES = """
+import pickle, sys
+from rootcellar.tiers.errors import TierError
+
+address = pickle.loads(bytes.fromhex(sys.argv[1]))
+try:
+    arena = address.attach()
+except TierError as error:
+    sys.exit(str(error))
+arena.slot(1)[:5] = bytes(arena.slot(0)[:5])
+arena.close()
+assert "torch" not in sys.modules
+"""
+
+
+def _other_process(address: ArenaAddress) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-c", READS_AND_WRITES, pickle.dumps(address).hex()]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_a_process_that_inherited_nothing_finds_it_by_its_address() -> None:
+    arena = SharedArena(SLOT_BYTES, 2)
+    arena.slot(0)[:5] = b"there"
+    done = _other_process(arena.shared_at)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bytes(arena.slot(1)[:5]) == b"there"
+    arena.close()
+
+
+def test_an_address_outlives_neither_its_process_nor_its_arena() -> None:
+    arena = SharedArena(SLOT_BYTES, 2)
+    address = arena.shared_at
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    done = _other_process(replace(address, pid=gone.pid))
+    assert f"the arena of process {gone.pid} cannot be opened" in done.stderr
+    arena.close()
+    with pytest.raises(TierError, match=f"the arena of process {os.getpid()} cannot be opened"):
+        address.attach()
+
+
+def test_a_mapping_outlives_the_owner_and_closes_what_it_opened() -> None:
+    arena = SharedArena(SLOT_BYTES, 2)
+    before = open_files()
+    mapping = arena.shared_at.attach()
+    arena.slot(1)[:4] = b"kept"
+    arena.close()
+    assert bytes(mapping.slot(1)[:4]) == b"kept"
+    mapping.close()
+    del arena
+    gc.collect()
+    assert open_files() < before
+
+
+def test_a_number_that_stands_for_another_file_by_now_is_refused(tmp_path: Path) -> None:
+    arena = SharedArena(SLOT_BYTES, 2)
+    for address in (replace(arena.shared_at, num_slots=3), replace(arena.shared_at, num_slots=1)):
+        with pytest.raises(TierError, match=f"of {2 * SLOT_BYTES} bytes, not an arena of"):
+            address.attach()
+    with open(tmp_path / "other", "w+b") as other:
+        other.truncate(2 * SLOT_BYTES)
+        with pytest.raises(TierError, match="its owner has closed it"):
+            replace(arena.shared_at, fd=other.fileno()).attach()
     arena.close()
 
 

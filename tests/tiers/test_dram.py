@@ -7,7 +7,9 @@ import pytest
 from rootcellar.admission.lru import LruOrder
 from rootcellar.tiers.arena import SharedArena
 from rootcellar.tiers.dram import ChunkState, DramChunk, DramTier
+from rootcellar.tiers.events import EventLog
 from rootcellar.tiers.history import WhyNot
+from rootcellar.tiers.metrics import Metrics
 from rootcellar.tiers.testing import TierContract, TierHarness
 from rootcellar.tiers.toy import Path, content_of, keys_of
 
@@ -23,7 +25,7 @@ class DramHarness(TierHarness):
         self.arena = SharedArena(SLOT_BYTES, num_slots)
         assert self.arena.wait_touched(num_slots, 10.0)
         self.why_not = WhyNot()
-        self.tier = DramTier(self.arena, LruOrder(), self.why_not)
+        self.tier = DramTier(self.arena, LruOrder(), self.why_not, Metrics(), EventLog())
 
     def offer(self, path: Path) -> None:
         keys = keys_of(path)
@@ -102,7 +104,8 @@ def _reserve(
 def _added(dram: DramTier, path: Path, state: ChunkState) -> DramChunk:
     chunk = _reserve(dram, path)
     assert chunk is not None
-    dram.settle(chunk, state)
+    if state is not ChunkState.WRITING:
+        dram.settle(chunk, state)
     return chunk
 
 

@@ -12,10 +12,12 @@ from rootcellar.admission.lru import LruOrder
 from rootcellar.tiers.arena import SharedArena
 from rootcellar.tiers.dram import ChunkState, DramChunk, DramTier
 from rootcellar.tiers.errors import TierError
+from rootcellar.tiers.events import EventLog
 from rootcellar.tiers.flusher import Flusher
 from rootcellar.tiers.history import WhyNot
 from rootcellar.tiers.io.base import Codec, Status
 from rootcellar.tiers.io.threads import ThreadBackend
+from rootcellar.tiers.metrics import Metrics
 from rootcellar.tiers.nvme import NvmeTier, Planned, ReadDone
 from rootcellar.tiers.recover import open_directory
 from rootcellar.tiers.testing import TierContract, TierHarness
@@ -45,7 +47,7 @@ class NvmeHarness(TierHarness):
         self.recovered = open_directory(self.root)
         self.arena = SharedArena(CHUNK_BYTES, NUM_SLOTS)
         self.why_not = WhyNot()
-        self.dram = DramTier(self.arena, LruOrder(), self.why_not)
+        self.dram = DramTier(self.arena, LruOrder(), self.why_not, Metrics(), EventLog())
         self.may_verify, self.may_rename = threading.Event(), threading.Event()
         self.may_verify.set()
         self.may_rename.set()
@@ -56,6 +58,7 @@ class NvmeHarness(TierHarness):
             self.io,
             self.dram,
             self.why_not,
+            EventLog(),
             budget_bytes=num_chunks * FILE_BYTES,
             namespace=NAMESPACE.digest,
             codec=Codec.RAW,
@@ -256,7 +259,7 @@ def test_invalidation_that_the_disk_cannot_remember_is_loud(nvme: NvmeHarness) -
     nvme.offer((1, 2))
     os.rename(nvme.root / "dropped", nvme.root / "elsewhere")
     with pytest.raises(TierError, match="delete it before the store is opened again"):
-        nvme.tier.invalidate(LruOrder())
+        nvme.tier.invalidate(LruOrder(), NAMESPACE.digest)
     assert nvme.held((1, 2)) == 0
     assert nvme.tier.used_bytes == bytes_on_disk(nvme.root)
 

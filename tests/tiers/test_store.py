@@ -29,6 +29,7 @@ from rootcellar.tiers.toy import (
     chunks_of,
     content_of,
     keys_of,
+    tensor_of,
 )
 from rootcellar.tiers.toy import (
     Path as Chain,
@@ -257,6 +258,78 @@ def test_chunks_written_by_another_job_are_not_asked_for_again(store: TieredStor
         store.complete_store(job)
     assert store.flush()
     assert store.stats()["nvme"]["chunks"] == 3
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_load_of_what_is_being_written_ends_before_it(store: TieredStore, start: int) -> None:
+    keys = keys_of((1, 2, 3))
+    _put(store, (1,))
+    job = store.prepare_store(keys)
+    assert store.lookup(keys).tiers == (Tier.DRAM,)
+    load = store.prepare_load(keys, start)
+    assert (load.state, load.stop, load.why_not) == (LoadState.READY, 1, "being written")
+    assert len(store.load_views(load)) == 1 - start
+    store.complete_load(load)
+    for path, view in zip(((1, 2), (1, 2, 3)), store.store_views(job), strict=True):
+        view.copy_(tensor_of(path))
+    store.complete_store(job)
+    _check(store, (1, 2, 3), 3)
+
+
+def test_the_chain_unused_for_longest_goes_whole_before_another_loses_its_end() -> None:
+    with _store(None, dram=6) as store:
+        _put(store, (1, 2, 3))
+        _put(store, (4, 5, 6))
+        _put(store, (7, 8))
+        assert store.lookup(keys_of((1, 2, 3))).num_chunks == 1
+        assert store.lookup(keys_of((4, 5, 6))).num_chunks == 3
+
+
+def test_pins_are_counted_while_they_last(store: TieredStore) -> None:
+    _put(store, (1, 2))
+    loads = [store.prepare_load(keys_of((1, 2))), store.prepare_load(keys_of((1,)))]
+    assert store.stats()["dram"]["slots_pinned"] == 2
+    store.complete_load(loads[0])
+    assert store.stats()["dram"]["slots_pinned"] == 1
+    store.complete_load(loads[1])
+    assert store.stats()["dram"]["slots_pinned"] == 0
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_promotion_that_served_no_other_load_was_wasted(tmp_path: Path, used: bool) -> None:
+    with _store(tmp_path) as store:
+        _put(store, (1, 2))
+    with _store(tmp_path, dram=2) as store:
+        _check(store, (1, 2), 2)
+        if used:
+            _check(store, (1,), 1)
+        assert store.stats()["wasted_promotions"] == 0
+        _put(store, (3, 4))
+        assert store.lookup(keys_of((1, 2))).tiers == (Tier.NVME, Tier.NVME)
+        stats = store.stats()
+        assert (stats["promoted_chunks"], stats["wasted_promotions"]) == (2, 1 if used else 2)
+
+
+def test_a_load_that_served_nobody_counts_no_hits(tmp_path: Path) -> None:
+    with _store(tmp_path) as store:
+        _put(store, (1, 2))
+    with _store(tmp_path) as store:
+        load = store.prepare_load(keys_of((1, 2)))
+        store.wait_load(load)
+        store.complete_load(load, used=False)
+        assert store.lookup(keys_of((1, 2))).tiers == (Tier.DRAM, Tier.DRAM)
+        assert store.stats()["hit_chunks"] == {"dram": 0, "nvme": 0}
+        assert store.stats()["missed_chunks"] == 0
+
+
+def test_gauges_of_bytes_add_up(tmp_path: Path) -> None:
+    with _store(tmp_path, dram=4, nvme=9) as store:
+        _put(store, (1, 2))
+        store.flush()
+        dram, nvme = store.stats()["dram"], store.stats()["nvme"]
+        assert (dram["bytes_used"], dram["bytes"]) == (2 * CHUNK_BYTES, 4 * CHUNK_BYTES)
+        assert (nvme["used_bytes"], nvme["free_bytes"]) == (2 * FILE_BYTES, 7 * FILE_BYTES)
+        assert (nvme["reads_in_flight"], nvme["writes_in_flight"]) == (0, 0)
 
 
 # Admission
@@ -495,6 +568,59 @@ def test_invalidated_chunks_are_gone_here_and_after_a_restart(tmp_path: Path) ->
     with _store(tmp_path) as store:
         _check(store, (1, 2), 0)
         _check(store, (3,), 1)
+
+
+def test_what_comes_after_an_invalidation_is_for_the_successor_alone(tmp_path: Path) -> None:
+    successor = replace(NAMESPACE, revision="updated in place")
+    with _store(tmp_path) as store:
+        _put(store, (1, 2))
+        job = store.prepare_store(keys_of((5,)))
+        store.invalidate(successor)
+        store.complete_store(job)
+        assert store.namespace == successor
+        _check(store, (1, 2), 0)
+        _put(store, (1,))
+        _check(store, (1,), 1)
+        store.check_integrity()
+    for namespace, expected in ((NAMESPACE, 0), (successor, 1), (NAMESPACE, 0)):
+        with TieredStore(_config(tmp_path), namespace) as store:
+            _check(store, (1, 2), expected)
+            assert store.lookup(keys_of((5,))).num_chunks == 0
+            assert store.stats()["nvme"]["used_bytes"] == bytes_on_disk(tmp_path / "store")
+
+
+def test_a_successor_that_the_store_already_knows_serves_nothing_of_before(
+    tmp_path: Path,
+) -> None:
+    successor = replace(NAMESPACE, revision="2")
+    with TieredStore(_config(tmp_path), successor) as store:
+        _put(store, (1, 2, 3))
+    with _store(tmp_path) as store:
+        _put(store, (4,))
+        store.invalidate(successor)
+        _check(store, (1, 2, 3), 0)
+        _put(store, (1,))
+        store.invalidate(NAMESPACE)
+        _put(store, (4,))
+        store.invalidate(successor)
+        _put(store, (1, 7))
+        assert store.flush()
+        store.check_integrity()
+        assert store.stats()["nvme"]["used_bytes"] == bytes_on_disk(tmp_path / "store")
+    with TieredStore(_config(tmp_path), successor) as store:
+        _check(store, (1, 2, 3), 1)
+        _check(store, (1, 7), 2)
+        store.flush()
+        assert store.stats()["nvme"]["used_bytes"] == bytes_on_disk(tmp_path / "store")
+
+
+def test_a_successor_of_another_shape_is_refused(store: TieredStore) -> None:
+    _put(store, (1,))
+    other = replace(NAMESPACE, layout=replace(LAYOUT, num_layers=3))
+    with pytest.raises(ValueError, match="successor has layout KVLayout"):
+        store.invalidate(other)
+    _check(store, (1,), 1)
+    assert store.namespace == NAMESPACE
 
 
 def test_a_load_that_is_ready_is_empty_after_an_invalidation(store: TieredStore) -> None:

@@ -1,15 +1,18 @@
-"""The store against a naive model: every byte served is checked, and so is every account."""
+"""The store against a naive model: every byte served is checked, and so is every account, and what
+an observer knows of it."""
 
+import hashlib
 import random
 import shutil
 import tempfile
 from pathlib import Path
 
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rootcellar.tiers.base import Load, LoadState, StoreJob
+from rootcellar.tiers.base import Load, LoadState, StoreJob, Tier
 from rootcellar.tiers.config import CodecName, StoreConfig
 from rootcellar.tiers.store import TieredStore
 from rootcellar.tiers.toy import (
@@ -22,12 +25,28 @@ from rootcellar.tiers.toy import (
     chunks_of,
     content_of,
     keys_of,
+    tensor_of,
 )
 
+Chain = tuple[int, ...]
 chains = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
 seeds = st.integers(0, 1 << 16)
 
 DRAM_CHUNKS, NVME_CHUNKS = 5, 8
+BESIDE = 9
+
+
+def beside(key: bytes) -> bytes:
+    """The key of a chunk that hangs beside this one."""
+    return hashlib.sha256(key).digest()
+
+
+def path_of(chain: Chain, key: bytes) -> Chain:
+    """Of the chunk with this key, of the chain or beside it."""
+    for end, own in enumerate(keys_of(chain), 1):
+        if key in (own, beside(own)):
+            return chain[:end] if key == own else (*chain[:end], BESIDE)
+    raise AssertionError("no key of this chain")
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -40,8 +59,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.root = self.folder / "store"
         self.offered: set[bytes] = set()  # since the last invalidation
-        self.loads: list[tuple[Load, tuple[int, ...]]] = []
-        self.jobs: list[tuple[StoreJob, tuple[int, ...]]] = []
+        self.loads: list[tuple[Load, Chain]] = []
+        self.jobs: list[tuple[StoreJob, Chain]] = []
+        self.seen: set[tuple[Tier, bytes]] = set()  # what an observer thinks is here
         self.store = self.open()
 
     def open(self) -> TieredStore:
@@ -54,51 +74,67 @@ class StoreMachine(RuleBasedStateMachine):
             codec=self.codec,
             load_timeout_s=0.2,
         )
-        return TieredStore(config, NAMESPACE)
+        store = TieredStore(config, NAMESPACE)
+        store.record_events()
+        self.seen.clear()
+        return store
 
     @rule(chain=chains)
-    def put(self, chain: tuple[int, ...]) -> None:
+    def put(self, chain: Chain) -> None:
         self.offered.update(keys_of(chain))
         admitted = self.store.put(keys_of(chain), chunks_of(chain))
         assert 0 <= admitted <= len(chain)
         assert admitted == len(chain) or self.loads or self.jobs
 
     @rule(chain=chains)
-    def get(self, chain: tuple[int, ...]) -> None:
-        self.check_served(chain, [bytes_of(tensor) for tensor in self.store.get(keys_of(chain))])
+    def get(self, chain: Chain) -> None:
+        self.check_served(keys_of(chain), chain, self.store.get(keys_of(chain)))
 
     @rule(chain=chains)
-    def lookup(self, chain: tuple[int, ...]) -> None:
+    def get_what_hangs_beside(self, chain: Chain) -> None:
+        key = beside(keys_of(chain)[-1])
+        self.check_served([key], chain, self.store.get([key]))
+
+    @rule(chain=chains)
+    def lookup(self, chain: Chain) -> None:
         found = self.store.lookup(keys_of(chain))
         assert set(keys_of(chain)[: found.num_chunks]) <= self.offered
         assert (found.why_not == "") == (found.num_chunks == len(chain))
 
     @rule(chain=chains, start=st.integers(0, 3))
-    def prepare_load(self, chain: tuple[int, ...], start: int) -> None:
+    def prepare_load(self, chain: Chain, start: int) -> None:
         load = self.store.prepare_load(keys_of(chain), min(start, len(chain)))
         self.loads.append((load, chain))
+
+    @rule(chain=chains)
+    def prepare_load_of_what_hangs_beside(self, chain: Chain) -> None:
+        self.loads.append((self.store.prepare_load([beside(keys_of(chain)[-1])]), chain))
 
     @precondition(lambda self: self.loads)
     @rule(seed=seeds)
     def complete_load(self, seed: int) -> None:
         load, chain = self.loads.pop(random.Random(seed).randrange(len(self.loads)))
         if load.state is LoadState.READY:
-            views = self.store.load_views(load)
-            self.check_served(chain, [bytes_of(view) for view in views], load.start)
+            self.check_served(load.keys[load.start :], chain, self.store.load_views(load))
         self.store.complete_load(load)
 
     @rule(chain=chains)
-    def prepare_store(self, chain: tuple[int, ...]) -> None:
+    def prepare_store(self, chain: Chain) -> None:
         self.jobs.append((self.store.prepare_store(keys_of(chain)), chain))
+
+    @rule(chain=chains, start=st.integers(0, 3))
+    def prepare_beside(self, chain: Chain, start: int) -> None:
+        anchors = keys_of(chain)[start:]
+        self.jobs.append((self.store.prepare_beside(anchors, list(map(beside, anchors))), chain))
 
     @precondition(lambda self: self.jobs)
     @rule(seed=seeds, success=st.booleans())
     def complete_store(self, seed: int, success: bool) -> None:
         job, chain = self.jobs.pop(random.Random(seed).randrange(len(self.jobs)))
         for index, view in zip(job.wanted, self.store.store_views(job), strict=True):
-            view.copy_(chunks_of(chain)[index])
+            view.copy_(tensor_of(path_of(chain, job.keys[index])))
             if success:
-                self.offered.add(keys_of(chain)[index])
+                self.offered.add(job.keys[index])
         self.store.complete_store(job, success)
 
     @rule()
@@ -149,10 +185,21 @@ class StoreMachine(RuleBasedStateMachine):
         if nvme["jobs_in_flight"] == 0:
             assert nvme["used_bytes"] == bytes_on_disk(self.root)
 
-    def check_served(self, chain: tuple[int, ...], served: list[bytes], start: int = 0) -> None:
-        for index, content in enumerate(served, start):
-            assert content == content_of(chain[: index + 1], CHUNK_BYTES), "wrong bytes"
-            assert keys_of(chain)[index] in self.offered, "served what was never stored"
+    @invariant()
+    def an_observer_knows_exactly_what_is_here(self) -> None:
+        for event in self.store.take_events():
+            place = event.tier, event.key
+            assert (place in self.seen) != event.stored, "told twice in a row"
+            (self.seen.add if event.stored else self.seen.remove)(place)
+        cold = self.store._cold
+        assert {key for tier, key in self.seen if tier is Tier.NVME} == {*cold.nvme.readable_keys()}
+        in_dram = {chunk.key for chunk in cold.dram if chunk.readable and not chunk.staged}
+        assert {key for tier, key in self.seen if tier is Tier.DRAM} == in_dram
+
+    def check_served(self, keys: list[bytes], chain: Chain, served: list[torch.Tensor]) -> None:
+        for key, tensor in zip(keys, served, strict=False):
+            assert bytes_of(tensor) == content_of(path_of(chain, key), CHUNK_BYTES), "wrong bytes"
+            assert key in self.offered, "served what was never stored"
 
     def check_account(self) -> None:
         assert self.store.flush()

@@ -1,0 +1,263 @@
+"""The scheduler's side: which chunks vLLM may load and store, answered from one TieredStore.
+
+All of it runs on the scheduler's thread and nothing waits. Chunks of the main group (the first
+with full attention) are chains to the store; chunks of other groups hang beside them.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.v1.kv_offload.base import (
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    LookupResult,
+    OffloadingEvent,
+    OffloadingManager,
+    OffloadKey,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+    get_offload_group_idx,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from ...tiers.base import Key, StoreJob, Tier
+from ...tiers.errors import TierError
+from ...tiers.store import TieredStore
+from .adapters import Adapters
+from .events import Events
+from .lookups import Lookups
+from .metrics import Metrics
+from .names import ChunkNames, Names, SaltedNames
+from .partial import keep_groups, whole_groups
+from .requests import RequestState, Storing
+from .shape import Shape
+from .slots import SlotSpec
+
+log = logging.getLogger(__name__)
+
+
+class Manager(OffloadingManager):
+    """The spec makes it; the connector, which knows the engine's configuration, opens it."""
+
+    def open(self, store: TieredStore, shape: Shape, *, timeout_s: float, events: bool) -> None:
+        """store is the manager's own from now on; events: whether vLLM publishes KV events."""
+        self.store = store
+        self._shape = shape
+        self._names = ChunkNames([group.group_id for group in shape.groups])
+        self._arena = store.arena_address
+        self._requests: dict[str, RequestState] = {}
+        several = len(shape.groups) > 1
+        self._lookups = Lookups(
+            store, hbm_chunks=shape.hbm_chunks, timeout_s=timeout_s, pin_hits=several
+        )
+        self._metrics = Metrics(store)
+        self._events = Events(store, events)
+        self._adapters = Adapters()
+
+    # A request's life ------------------------------------------------------------------------
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        return RequestOffloadingContext()
+
+    def arrived(self, req_id: str, block_hashes: Sequence[bytes], lora_request: Any = None) -> None:
+        """The connector tells what vLLM's manager is not told: the hashes of the whole prefix, in
+        the engine's own list, which grows with the request, and the adapter."""
+        names: Names = self._names
+        if lora_request is not None:
+            names = SaltedNames(names, self._adapters.salt(lora_request))
+        self._requests[req_id] = RequestState(names, block_hashes)
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        for req_id in context.preempted_req_ids:
+            if req_id in self._requests:
+                self._requests[req_id].ask_afresh()
+        self.store.poll()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        state = self._requests.get(req_context.req_id)
+        if state is not None:
+            self._lookups.release(state)
+            state.finished = True
+            self._forget_if_done(req_context.req_id, state)
+
+    # Lookup ----------------------------------------------------------------------------------
+
+    def ask(self, req_id: str, num_computed_tokens: int) -> None:
+        """The scheduler considers this request: find out what of its prefix can be had."""
+        state = self._extended(req_id)
+        if not state.observed:
+            state.observed = True
+            self.store.observe(state.chain)
+        self._lookups.ask(state, num_computed_tokens // self._shape.chunk_tokens)
+
+    @property
+    def num_hits(self) -> int:
+        """Chunks of the main group that the request asked for last would load."""
+        return self._lookups.num_hits
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        return self._lookups.answer(key)
+
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
+        tier = self._lookups.source(self._requests[req_context.req_id].names.key(key))
+        return CacheHitSource.DISK if tier is Tier.NVME else CacheHitSource.HOST
+
+    # Load ------------------------------------------------------------------------------------
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
+        state = self._extended(req_context.req_id)
+        state.load_began_s = time.monotonic()
+        ours, main, beside = self._placed(state, list(keys), req_context)
+        windows = [key for hanging in beside.values() for key in hanging]
+        slots = self._lookups.take(state, main, windows)
+        self._events.name(ours, keys)
+        return SlotSpec(self._arena, tuple([slots[key] for key in ours]))
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        state = self._requests[req_context.req_id]
+        loads, state.loads = state.loads, []
+        for load in loads:
+            self.store.complete_load(load)
+        self._metrics.loaded(time.monotonic() - state.load_began_s)
+        self._forget_if_done(req_context.req_id, state)
+
+    # Store -----------------------------------------------------------------------------------
+
+    def prepare_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext
+    ) -> PrepareStoreOutput:
+        state, offered = self._extended(req_context.req_id), list(keys)
+        ours, main, beside = self._placed(state, offered, req_context)
+        jobs: dict[int, StoreJob] = {}
+        if main:
+            chain = state.chain[: main.stop]
+            jobs[self._shape.main.group_id] = self.store.prepare_store(chain, main.start)
+        for group_id, hanging in beside.items():
+            jobs[group_id] = self.store.prepare_beside(list(hanging.values()), list(hanging))
+        slots: dict[Key, int] = {}
+        for job in jobs.values():
+            taken = [chunk.slot for chunk in job.chunks]
+            slots.update(zip([job.keys[i] for i in job.wanted], taken, strict=True))
+        spec = SlotSpec(self._arena, tuple([slots[key] for key in ours if key in slots]))
+        wanted = [name for name, key in zip(offered, ours, strict=True) if key in slots]
+        storing = Storing(jobs, spec, time.monotonic())
+        if wanted:
+            state.storing.update(dict.fromkeys(wanted, storing))
+            self._events.name([key for key in ours if key in slots], wanted)
+        else:
+            self._complete(storing, success=True)
+        return PrepareStoreOutput(wanted, spec, evicted_keys=[])
+
+    def only_whole(
+        self, blocks: GPULoadStoreSpec, slots: SlotSpec
+    ) -> tuple[GPULoadStoreSpec, SlotSpec]:
+        """A store as vLLM is about to send it to the workers, without groups that lack blocks;
+        their chunks are forgotten when it completes."""
+        if len(blocks.block_ids) == len(slots.slots) * self._shape.blocks_per_chunk:
+            return blocks, slots
+        storing = next(s for s in self._stores() if s.slots is slots)
+        groups = [group.group_id for group in self._shape.groups]
+        chunks = [len(storing.jobs[g].wanted) if g in storing.jobs else 0 for g in groups]
+        keep = whole_groups(blocks, chunks, self._shape.blocks_per_chunk)
+        storing.failed.update(g for g, kept in zip(groups, keep, strict=True) if not kept)
+        return keep_groups(blocks, slots, chunks, keep)
+
+    def complete_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
+    ) -> None:
+        state = self._requests[req_context.req_id]
+        storing = [state.storing.pop(key) for key in keys].pop()
+        self._complete(storing, success)
+        self._metrics.stored(time.monotonic() - storing.began_s)
+        self._forget_if_done(req_context.req_id, state)
+
+    # The engine as a whole -------------------------------------------------------------------
+
+    def reset_cache(self) -> None:
+        """Everything becomes unreachable: the engine's weights may have changed in place.
+
+        What is stored from now on is not for an engine that starts with the weights on disk, so
+        it goes to a namespace that no later start has.
+        """
+        # vLLM orders every worker to finish its transfers before any new one, and NVMe holds
+        # nothing that could be read into their slots until something was stored anew.
+        for storing in self._stores():
+            self._complete(storing, success=False)
+        for state in self._requests.values():
+            self._lookups.release(state)
+            state.ask_afresh()
+            for load in state.loads:
+                self.store.complete_load(load, used=False)
+            state.loads.clear()
+            state.storing.clear()
+        self._requests = {i: s for i, s in self._requests.items() if not s.finished}
+        self._lookups.forget()
+        now = self.store.namespace
+        successor = replace(now, extra={**now.extra, "reset": uuid.uuid4().hex})
+        try:
+            self.store.invalidate(successor)
+        except TierError as error:
+            log.error("the disk may still hold KV of before the reset: %s", error)
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        return self._events.take()
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        return self._metrics.take()
+
+    def has_pending_work(self) -> bool:
+        """Whether vLLM must go on stepping although no request runs: writes are under way, or
+        numbers are not told yet."""
+        return self.store.busy or self._metrics.due
+
+    def shutdown(self) -> None:
+        self.store.close()
+
+    def _extended(self, req_id: str) -> RequestState:
+        state = self._requests[req_id]
+        state.extend(self._shape.main.group_id, self._shape.hashes_per_chunk)
+        return state
+
+    def _placed(
+        self, state: RequestState, offload_keys: list[OffloadKey], req_context: ReqContext
+    ) -> tuple[list[Key], range, dict[int, dict[Key, Key]]]:
+        """Our keys of vLLM's, in its order; which run of the chain is among them; and of the other
+        groups, each key with the one in the chain that it hangs from. What lies before the chain's
+        first chunk, or behind a gap, is nowhere.
+        """
+        tokens, chain = self._shape.chunk_tokens, state.chain
+        ours = [state.names.key(key) for key in offload_keys]
+        first = (req_context.get_offload_key_position(offload_keys[0]) or 0) // tokens - 1
+        if chain[first : first + len(ours)] == ours:
+            return ours, range(first, first + len(ours)), {}
+        main: list[int] = []
+        beside: dict[int, dict[Key, Key]] = {}
+        for offload_key, key in zip(offload_keys, ours, strict=True):
+            index = (req_context.get_offload_key_position(offload_key) or 0) // tokens - 1
+            if not 0 <= index < len(chain):
+                continue
+            if chain[index] != key:
+                beside.setdefault(get_offload_group_idx(offload_key), {})[key] = chain[index]
+            elif not main or index == main[-1] + 1:
+                main.append(index)
+        return ours, range(main[0], main[-1] + 1) if main else range(0), beside
+
+    def _stores(self) -> list[Storing]:
+        """All that are under way."""
+        found = {id(s): s for state in self._requests.values() for s in state.storing.values()}
+        return list(found.values())
+
+    def _complete(self, storing: Storing, success: bool) -> None:
+        for group_id, job in storing.jobs.items():
+            self.store.complete_store(job, success and group_id not in storing.failed)
+
+    def _forget_if_done(self, req_id: str, state: RequestState) -> None:
+        if state.finished and not state.loads and not state.storing:
+            self._requests.pop(req_id, None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ..admission.base import Key, Tier
+from ..admission.base import Chain, Key, Tier
 
 if TYPE_CHECKING:
     from .dram import DramChunk
@@ -20,7 +20,7 @@ __all__ = ["BesideJob", "ChainJob", "Key", "Load", "LoadState", "Lookup", "Store
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The longest run of a chain, from its head, that the cold tiers hold now.
+    """The longest run of a chain, from its head or where it was asked for, that can be loaded now.
 
     tiers has one entry per chunk of the run: the fastest tier that can serve it. why_not says why
     the run ended where it did; it is empty when the whole chain is there.
@@ -47,7 +47,7 @@ class Load:
     every chunk of keys[start:stop] is in DRAM and verified.
     """
 
-    keys: list[Key]
+    keys: Chain
     start: int
     stop: int
     tiers: tuple[Tier, ...]
@@ -69,7 +69,7 @@ class StoreJob:
     why_not: why some that are not there are not wanted either.
     """
 
-    keys: list[Key]
+    keys: Chain
     wanted: tuple[int, ...] = ()
     chunks: tuple[DramChunk, ...] = ()
     """The reserved chunks, one per index in wanted."""
@@ -89,4 +89,4 @@ class ChainJob(StoreJob):
 class BesideJob(StoreJob):
     """keys[i] hangs from anchors[i], a chunk of a chain."""
 
-    anchors: list[Key]
+    anchors: tuple[Key, ...]

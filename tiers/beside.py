@@ -16,7 +16,7 @@ class Beside:
     def __init__(self, cold: ColdTiers) -> None:
         self._cold = cold
 
-    def prepare(self, anchors: list[Key], keys: list[Key]) -> BesideJob:
+    def prepare(self, anchors: tuple[Key, ...], keys: tuple[Key, ...]) -> BesideJob:
         cold = self._cold
         stay = only_in_dram(cold, anchors + keys)  # leaves until something hangs from them
         cold.dram.pin(*stay)

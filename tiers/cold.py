@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ..admission.base import AdmissionPolicy, Answer, Boundary, Key, Offer, Tier
+from ..admission.base import AdmissionPolicy, Answer, Boundary, Chain, Key, Offer, Tier
 from .arena import SharedArena
 from .chunk_file import file_bytes
 from .dram import DramTier
@@ -33,13 +33,14 @@ class ColdTiers:
     o_direct: bool
     release: ExitStack
 
-    def run(self, chain: list[Key], start: int) -> list[Tier]:
+    def run(self, chain: Chain, start: int) -> list[Tier]:
         """For each chunk of the readable run from `start` on, the fastest tier that can serve it.
         A read under way counts as NVMe."""
-        tiers: list[Tier] = []
-        on_nvme, dram, nvme = self.nvme.holds, Tier.DRAM, Tier.NVME
         keys = chain[start:]
-        for key, chunk in zip(keys, self.dram.find(keys), strict=True):
+        tiers = [Tier.DRAM] * self.dram.num_readable(keys)
+        rest = keys[len(tiers) :]
+        on_nvme, dram, nvme = self.nvme.holds, Tier.DRAM, Tier.NVME
+        for key, chunk in zip(rest, self.dram.find(rest), strict=True):
             if chunk is not None and chunk.readable:
                 tiers.append(dram)
             elif on_nvme(key):
@@ -57,11 +58,11 @@ class ColdTiers:
         chunk = self.dram.get(key)
         return self.nvme.describe(key)[0] if chunk is None else chunk.num_tokens
 
-    def touch(self, chain: list[Key], stop: int, *, hits: int) -> None:
+    def touch(self, chain: Chain, stop: int, *, hits: int) -> None:
         self.dram.touch(chain, stop)
         self.nvme.touch(chain, stop, hits=hits)
 
-    def admitted(self, boundary: Boundary, chain: list[Key], start: int) -> int:
+    def admitted(self, boundary: Boundary, chain: Chain, start: int) -> int:
         """How far the policy lets chain[start:] cross; what it refuses is counted."""
         chunk_bytes, free_chunks = self.layout.chunk_bytes, self.dram.free_slots
         if boundary is Boundary.ONTO_NVME:
@@ -76,7 +77,7 @@ class ColdTiers:
             self.metrics.refusals[f"{boundary}: {decision.reason}"] += len(chain) - stop
         return stop
 
-    def why_ends(self, chain: list[Key], stop: int) -> str:
+    def why_ends(self, chain: Chain, stop: int) -> str:
         """Why chain[stop] cannot be read now; empty at the end of the chain."""
         if stop == len(chain):
             return ""

@@ -11,6 +11,7 @@ Readers pin a chunk; a pinned, unwritten or not yet flushed chunk is never evict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import takewhile
 
 from ..admission.base import Chain, EvictionOrder, Key, Tier
 from .arena import SharedArena
@@ -79,6 +80,7 @@ class DramTier:
         self._metrics = metrics
         self._events = events
         self._chunks: dict[Key, DramChunk] = {}
+        self._readable: dict[Key, DramChunk] = {}  # those of _chunks whose bytes are here
         self._by_slot: list[DramChunk | None] = [None] * arena.num_slots
         self._freed: list[int] = []
         self._next_fresh = 0  # slots from here on were never used
@@ -88,6 +90,10 @@ class DramTier:
 
     def get(self, key: Key) -> DramChunk | None:
         return self._chunks.get(key)
+
+    def num_readable(self, keys: Sequence[Key]) -> int:
+        """Of how many leading keys the bytes are here."""
+        return len(list(takewhile(bool, map(self._readable.get, keys))))
 
     def find(self, keys: Sequence[Key]) -> Iterator[DramChunk | None]:
         """get() of each, when it is asked for."""
@@ -156,6 +162,8 @@ class DramTier:
             self._events.stored(Tier.DRAM, chunk.key)
         chunk.state = state
         chunk.readable = True
+        if not chunk.detached:
+            self._readable[chunk.key] = chunk
         self._nothing_to_evict = False
         self._free_if_done(chunk)
 
@@ -199,6 +207,7 @@ class DramTier:
             return
         chunk.detached = True
         del self._chunks[chunk.key]
+        self._readable.pop(chunk.key, None)
         self._order.discard(chunk.key)
         if chunk.readable and not chunk.staged:
             self._events.removed(Tier.DRAM, chunk.key)
@@ -231,6 +240,8 @@ class DramTier:
             assert listed == (not chunk.staged and not chunk.detached)
             assert chunk.readable == (chunk.state >= ChunkState.DIRTY)
         assert self.num_pinned == sum(chunk.pins > 0 for chunk in used)
+        readable = {key: chunk for key, chunk in self._chunks.items() if chunk.readable}
+        assert self._readable == readable
         assert len(self._chunks) == sum(not chunk.detached for chunk in used)
 
     def _take_slot(self) -> int | None:
@@ -264,5 +275,6 @@ class DramTier:
         if not chunk.detached:
             chunk.detached = True
             del self._chunks[chunk.key]
+            self._readable.pop(chunk.key, None)
         self._by_slot[chunk.slot] = None
         self._freed.append(chunk.slot)

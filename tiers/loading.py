@@ -3,7 +3,7 @@ on release which of those stay."""
 
 import time
 
-from ..admission.base import Boundary, Key, Tier
+from ..admission.base import Boundary, Chain, Key, Tier
 from .base import Load, LoadState
 from .cold import ColdTiers
 from .dram import ChunkState, DramChunk
@@ -24,13 +24,12 @@ class Loading:
         """Loads prepared and not yet completed."""
         return len(self._loads)
 
-    def prepare(self, chain: list[Key], start: int) -> Load:
+    def prepare(self, chain: Chain, start: int) -> Load:
         cold = self._cold
         tiers = cold.run(chain, start)
         stop = start + len(tiers)
         load = Load(chain, start, stop, tuple(tiers), time.monotonic() + self._timeout_s)
         load.why_not = cold.why_ends(chain, stop)
-        cold.touch(chain, stop, hits=1)
         here = list(cold.dram.find(chain[start:stop]))
         pinned = list(filter(None, here))
         cold.dram.pin(*pinned)  # before anything is staged: making room must evict none of these
@@ -44,6 +43,7 @@ class Loading:
     def complete(self, load: Load, used: bool) -> None:
         if load.state is LoadState.READY:
             if used:
+                self._cold.touch(load.keys, load.stop, hits=1)
                 self._count(load)
             self._promote(load)
         self._cold.dram.unpin(*load.chunks)

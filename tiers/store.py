@@ -15,6 +15,7 @@ from ..admission.base import Key, Tier
 from .arena import ArenaAddress
 from .base import BesideJob, ChainJob, Load, LoadState, Lookup, StoreJob
 from .beside import Beside
+from .chain import CheckedChain, check_keys
 from .config import StoreConfig
 from .dram import ChunkState
 from .errors import StoreClosedError
@@ -26,14 +27,13 @@ from .opening import open_tiers
 from .storing import DRAM_IS_FULL, Storing
 from .tensors import SlotTensors
 
-KEY_BYTES = 32
-
 
 class TieredStore:
     """Keeps chunks of KV by key in DRAM and on NVMe. Use it from one thread, or under a lock.
 
     `keys` is always a chain, head first, as chunk_keys() makes it; start is the index of the first
-    chunk offered or wanted. Raises StoreClosedError after close().
+    chunk offered or wanted. A CheckedChain is checked once, when it is made, any other sequence at
+    every call. Raises StoreClosedError after close().
     """
 
     def __init__(self, config: StoreConfig, namespace: Namespace) -> None:
@@ -54,14 +54,16 @@ class TieredStore:
         does it by itself."""
         self._cold.policy.observe(self._chain(keys), time.monotonic())
 
-    def lookup(self, keys: Sequence[Key]) -> Lookup:
-        """The longest leading run that can be loaded now. Changes nothing; no system call."""
+    def lookup(self, keys: Sequence[Key], start: int = 0) -> Lookup:
+        """The longest run from chunk `start` on that can be loaded now. Changes nothing; no system
+        call."""
         chain = self._chain(keys)
-        tiers = self._cold.run(chain, 0)
+        tiers = self._cold.run(chain, _checked_start(start, chain))
+        stop = start + len(tiers)
         num_tokens = len(tiers) * self.layout.chunk_tokens
         if tiers:  # only the last chunk of a chain may be partial
-            num_tokens += self._cold.num_tokens(chain[len(tiers) - 1]) - self.layout.chunk_tokens
-        why_not = self._cold.why_ends(chain, len(tiers))
+            num_tokens += self._cold.num_tokens(chain[stop - 1]) - self.layout.chunk_tokens
+        why_not = self._cold.why_ends(chain, stop)
         return Lookup(len(tiers), num_tokens, tuple(tiers), why_not)
 
     @property
@@ -124,8 +126,8 @@ class TieredStore:
         anchor goes, goes before it, and is loaded as a chain of one, prepare_load([key]).
         Anchors may repeat. Fill the store_views(), then complete_store(), always.
         """
-        names, hooks = self._chain(keys), list(anchors)
-        _check_keys("anchors", hooks)
+        names, hooks = self._chain(keys), tuple(anchors)
+        check_keys("anchors", hooks)
         if len(hooks) != len(names):
             raise ValueError(f"{len(hooks)} anchors for {len(names)} keys, must be one for each")
         return self._beside.prepare(hooks, names)
@@ -191,7 +193,7 @@ class TieredStore:
         self._tensors.check(offered)
         if _checked_start(start, chain) + len(offered) > len(chain):
             raise ValueError(f"{len(offered)} tensors from chunk {start} on, but {len(chain)} keys")
-        chain = chain[: start + len(offered)]
+        chain = chain.head(start + len(offered))
         tail_tokens = offered[-1].shape[2] if offered else None
         self.observe(chain)
         deadline_s = time.monotonic() + self._timeout_s
@@ -351,29 +353,16 @@ class TieredStore:
             else:
                 cold.nvme.wait(0.01)
 
-    def _chain(self, keys: Sequence[Key]) -> list[Key]:
+    def _chain(self, keys: Sequence[Key]) -> CheckedChain:
         self._open_or_raise()
-        chain = list(keys)
-        _check_keys("keys", chain)
-        if len(set(chain)) < len(chain):
-            raise ValueError("a key stands twice in keys, which no chain has")
-        return chain
+        return keys if type(keys) is CheckedChain else CheckedChain(keys)
 
     def _open_or_raise(self) -> None:
         if self._closed:
             raise StoreClosedError("the store is closed")
 
 
-def _check_keys(name: str, keys: list[Key]) -> None:
-    if set(map(type, keys)) <= {bytes} and set(map(len, keys)) <= {KEY_BYTES}:
-        return
-    for index, key in enumerate(keys):
-        if type(key) is not bytes or len(key) != KEY_BYTES:
-            made = f"must be {KEY_BYTES} bytes as chunk_keys() makes them"
-            raise TypeError(f"{name}[{index}] is {key!r}, {made}")
-
-
-def _checked_start(start: int, chain: list[Key]) -> int:
+def _checked_start(start: int, chain: CheckedChain) -> int:
     if type(start) is not int or not 0 <= start <= len(chain):
         raise ValueError(f"start is {start!r}, must be a chunk index from 0 to {len(chain)}")
     return start

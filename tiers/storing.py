@@ -1,6 +1,6 @@
 """Write-down: slots for new chunks as far as admission lets the chain in, then NVMe, head first."""
 
-from ..admission.base import Boundary, Key
+from ..admission.base import Boundary, Chain, Key
 from .base import ChainJob, StoreJob
 from .cold import ColdTiers
 from .dram import ChunkState, DramChunk
@@ -12,7 +12,7 @@ class Storing:
     def __init__(self, cold: ColdTiers) -> None:
         self._cold = cold
 
-    def prepare(self, chain: list[Key], start: int, tail_tokens: int) -> ChainJob:
+    def prepare(self, chain: Chain, start: int, tail_tokens: int) -> ChainJob:
         cold = self._cold
         held = next((i for i, key in enumerate(chain) if not cold.expects(key)), len(chain))
         job = ChainJob(keys=chain, start=start, stop=held)
@@ -49,7 +49,7 @@ class Storing:
         for key in chain[job.stop :]:
             cold.why_not.record(key, job.why_not)
 
-    def _write_down(self, chain: list[Key]) -> None:
+    def _write_down(self, chain: Chain) -> None:
         """Offer what of the chain is only in DRAM to NVMe."""
         cold = self._cold
         if not cold.nvme.present:
@@ -65,7 +65,7 @@ class Storing:
         cold.nvme.submit()
 
 
-def only_in_dram(cold: ColdTiers, keys: list[Key]) -> list[DramChunk]:
+def only_in_dram(cold: ColdTiers, keys: Chain) -> list[DramChunk]:
     """Those that must not be evicted while slots are reserved for chunks that hang from them."""
     found = filter(None, cold.dram.find(keys))
     return [chunk for chunk in found if chunk.state is not ChunkState.CLEAN]

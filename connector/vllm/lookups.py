@@ -6,7 +6,7 @@ long for the read itself; then vLLM recomputes what is missing.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from vllm.v1.kv_offload.base import LookupResult
 
@@ -23,20 +23,22 @@ class Lookups:
     hbm_chunks: how many chunks the engine's own cache holds. Requests whose chunks exceed it
         together cannot run soon, so no more than that is read ahead of them; nor more than half
         of DRAM, so that stores find room.
-    pin_hits: keep in place what was answered HIT until the request takes it. Needed where one
-        answer may stage a chunk after another was given, that is, with several groups.
+    one_group: whether the engine has no other group. With several, one answer may stage a chunk
+        after another was given, so that hits have to be pinned until the request takes them.
     """
 
     def __init__(
-        self, store: TieredStore, *, hbm_chunks: int, timeout_s: float, pin_hits: bool
+        self, store: TieredStore, *, hbm_chunks: int, timeout_s: float, one_group: bool
     ) -> None:
         self._store = store
         self._timeout_s = timeout_s
-        self._pin_hits = pin_hits
+        self._one_group = one_group
         self._most_ahead = max(1, min(store.num_slots // 2, hbm_chunks))
         self._ahead = 0  # chunks pinned for requests that do not run yet
         self._state: RequestState | None = None
         self._answers: dict[Key, LookupResult] = {}
+        self.common: LookupResult | None = None
+        """The answer that all chunks have which may be asked for, if they have one."""
         self._taken: list[Load] = []
         self.num_hits = 0
         """Chunks of the main group that were answered HIT."""
@@ -45,10 +47,16 @@ class Lookups:
         """Work out the answers for the main group's chunks from `start` on."""
         hits, waits = self._run(state, start)
         self.num_hits = hits - start
-        answers = dict.fromkeys(state.chain[start:hits], HIT)
-        answers.update(dict.fromkeys(state.chain[hits:waits], RETRY))
-        answers.update(dict.fromkeys(state.chain[waits:], MISS))
-        self._answers, self._state = answers, state
+        self._state, self._answers, self.common = state, {}, None
+        if self._one_group and waits == start:
+            self.common = MISS
+        elif self._one_group and hits == len(state.chain):
+            self.common = HIT
+        else:
+            answers = dict.fromkeys(state.chain[start:], MISS)
+            answers.update(dict.fromkeys(state.chain[start:hits], HIT))
+            answers.update(dict.fromkeys(state.chain[hits:waits], RETRY))
+            self._answers = answers
 
     def answer(self, offload_key: bytes) -> LookupResult:
         state = self._state
@@ -56,8 +64,9 @@ class Lookups:
         key = state.names.key(offload_key)
         return self._answers.get(key) or self._beside(state, key)
 
-    def take(self, state: RequestState, main: range, beside: Iterable[Key]) -> dict[Key, int]:
-        """The slots of chunks that were answered HIT; state.loads pins them from now on.
+    def take(self, state: RequestState, main: range, beside: Iterable[Key]) -> list[Load]:
+        """READY loads of chunks that were answered HIT, the main group's first; state.loads pins
+        them from now on.
 
         main: indices into the request's chain.
         """
@@ -69,11 +78,7 @@ class Lookups:
         state.ask_afresh()
         state.loads += loads
         self._taken = loads
-        slots: dict[Key, int] = {}
-        for load in loads:
-            here = load.chunks[: load.stop - load.start]
-            slots.update(zip(load.keys[load.start :], [chunk.slot for chunk in here], strict=False))
-        return slots
+        return loads
 
     def source(self, key: Key) -> Tier | None:
         """The tier that had a chunk of the request which took any last."""
@@ -92,7 +97,7 @@ class Lookups:
 
     def forget(self) -> None:
         """No answer holds any more."""
-        self._answers = {}
+        self._answers, self.common = {}, None
         self._taken = []
 
     # The main group --------------------------------------------------------------------------
@@ -104,7 +109,7 @@ class Lookups:
             self.release(state)
             load = None
         if load is None:
-            tiers = self._store.lookup(state.chain[start:]).tiers
+            tiers = self._store.lookup(state.chain, start).tiers
             stop = start + len(tiers)
             if Tier.NVME in tiers:
                 if self._may_read(state, len(tiers)):
@@ -113,9 +118,9 @@ class Lookups:
                     return start, stop
                 else:
                     stop = start + tiers.index(Tier.NVME)
-            if stop == start or not (self._pin_hits or Tier.NVME in tiers[: stop - start]):
+            if stop == start or (self._one_group and Tier.NVME not in tiers[: stop - start]):
                 return stop, stop
-            load = state.prefetch = self._load(state.chain[:stop], start)
+            load = state.prefetch = self._load(state.chain.head(stop), start)
         if load.state is LoadState.PENDING:
             return start, load.stop
         if load.stop < len(load.keys):
@@ -125,7 +130,7 @@ class Lookups:
     def _take_main(self, state: RequestState, main: range) -> Load:
         load = state.prefetch
         if load is None or main.start < load.start or load.stop < main.stop:
-            return self._load(state.chain[: main.stop], main.start)
+            return self._load(state.chain.head(main.stop), main.start)
         state.prefetch = None
         return load
 
@@ -151,7 +156,7 @@ class Lookups:
 
     # Both ------------------------------------------------------------------------------------
 
-    def _load(self, keys: list[Key], start: int) -> Load:
+    def _load(self, keys: Sequence[Key], start: int) -> Load:
         load = self._store.prepare_load(keys, start)
         self._ahead += len(load.chunks)
         return load

@@ -51,11 +51,11 @@ class Manager(OffloadingManager):
         self.store = store
         self._shape = shape
         self._names = ChunkNames([group.group_id for group in shape.groups])
+        self._one_group = len(shape.groups) == 1
         self._arena = store.arena_address
         self._requests: dict[str, RequestState] = {}
-        several = len(shape.groups) > 1
         self._lookups = Lookups(
-            store, hbm_chunks=shape.hbm_chunks, timeout_s=timeout_s, pin_hits=several
+            store, hbm_chunks=shape.hbm_chunks, timeout_s=timeout_s, one_group=self._one_group
         )
         self._metrics = Metrics(store)
         self._events = Events(store, events)
@@ -73,6 +73,7 @@ class Manager(OffloadingManager):
         if lora_request is not None:
             names = SaltedNames(names, self._adapters.salt(lora_request))
         self._requests[req_id] = RequestState(names, block_hashes)
+        self.store.observe(self._extended(req_id).chain)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         for req_id in context.preempted_req_ids:
@@ -92,9 +93,6 @@ class Manager(OffloadingManager):
     def ask(self, req_id: str, num_computed_tokens: int) -> None:
         """The scheduler considers this request: find out what of its prefix can be had."""
         state = self._extended(req_id)
-        if not state.observed:
-            state.observed = True
-            self.store.observe(state.chain)
         self._lookups.ask(state, num_computed_tokens // self._shape.chunk_tokens)
 
     @property
@@ -103,7 +101,7 @@ class Manager(OffloadingManager):
         return self._lookups.num_hits
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        return self._lookups.answer(key)
+        return self._lookups.common or self._lookups.answer(key)
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         tier = self._lookups.source(self._requests[req_context.req_id].names.key(key))
@@ -114,10 +112,18 @@ class Manager(OffloadingManager):
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         state = self._extended(req_context.req_id)
         state.load_began_s = time.monotonic()
-        ours, main, beside = self._placed(state, list(keys), req_context)
+        wanted = list(keys)
+        ours, main, beside = self._placed(state, wanted, req_context)
         windows = [key for hanging in beside.values() for key in hanging]
-        slots = self._lookups.take(state, main, windows)
-        self._events.name(ours, keys)
+        loads = self._lookups.take(state, main, windows)
+        self._events.name(ours, wanted)
+        if not windows:
+            first, stop = main.start - loads[0].start, main.stop - loads[0].start
+            return SlotSpec(self._arena, tuple([c.slot for c in loads[0].chunks[first:stop]]))
+        slots = dict[Key, int]()
+        for load in loads:
+            here = [chunk.slot for chunk in load.chunks[: load.stop - load.start]]
+            slots.update(zip(load.keys[load.start : load.stop], here, strict=True))
         return SlotSpec(self._arena, tuple([slots[key] for key in ours]))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
@@ -137,7 +143,7 @@ class Manager(OffloadingManager):
         ours, main, beside = self._placed(state, offered, req_context)
         jobs: dict[int, StoreJob] = {}
         if main:
-            chain = state.chain[: main.stop]
+            chain = state.chain.head(main.stop)
             jobs[self._shape.main.group_id] = self.store.prepare_store(chain, main.start)
         for group_id, hanging in beside.items():
             jobs[group_id] = self.store.prepare_beside(list(hanging.values()), list(hanging))
@@ -145,11 +151,11 @@ class Manager(OffloadingManager):
         for job in jobs.values():
             taken = [chunk.slot for chunk in job.chunks]
             slots.update(zip([job.keys[i] for i in job.wanted], taken, strict=True))
-        spec = SlotSpec(self._arena, tuple([slots[key] for key in ours if key in slots]))
         wanted = [name for name, key in zip(offered, ours, strict=True) if key in slots]
-        storing = Storing(jobs, spec, time.monotonic())
+        spec = SlotSpec(self._arena, tuple([slots[key] for key in ours if key in slots]))
+        storing = Storing(jobs, set(wanted), spec, time.monotonic())
         if wanted:
-            state.storing.update(dict.fromkeys(wanted, storing))
+            state.storing.append(storing)
             self._events.name([key for key in ours if key in slots], wanted)
         else:
             self._complete(storing, success=True)
@@ -173,7 +179,8 @@ class Manager(OffloadingManager):
         self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
     ) -> None:
         state = self._requests[req_context.req_id]
-        storing = [state.storing.pop(key) for key in keys].pop()
+        storing = next(s for s in state.storing if s.keys == keys)
+        state.storing.remove(storing)
         self._complete(storing, success)
         self._metrics.stored(time.monotonic() - storing.began_s)
         self._forget_if_done(req_context.req_id, state)
@@ -227,20 +234,22 @@ class Manager(OffloadingManager):
 
     def _placed(
         self, state: RequestState, offload_keys: list[OffloadKey], req_context: ReqContext
-    ) -> tuple[list[Key], range, dict[int, dict[Key, Key]]]:
+    ) -> tuple[Sequence[Key], range, dict[int, dict[Key, Key]]]:
         """Our keys of vLLM's, in its order; which run of the chain is among them; and of the other
         groups, each key with the one in the chain that it hangs from. What lies before the chain's
         first chunk, or behind a gap, is nowhere.
         """
-        tokens, chain = self._shape.chunk_tokens, state.chain
+        chain, position = state.chain, req_context.get_offload_key_position
+        tokens = self._shape.chunk_tokens
+        first, last = (position(offload_keys[i]) // tokens - 1 for i in (0, -1))
+        if self._one_group and last - first == len(offload_keys) - 1:  # the usual case, and fast
+            assert chain[last] == state.names.key(offload_keys[-1]), "vLLM says another position"
+            return chain[first : last + 1], range(first, last + 1), {}
         ours = [state.names.key(key) for key in offload_keys]
-        first = (req_context.get_offload_key_position(offload_keys[0]) or 0) // tokens - 1
-        if chain[first : first + len(ours)] == ours:
-            return ours, range(first, first + len(ours)), {}
         main: list[int] = []
         beside: dict[int, dict[Key, Key]] = {}
         for offload_key, key in zip(offload_keys, ours, strict=True):
-            index = (req_context.get_offload_key_position(offload_key) or 0) // tokens - 1
+            index = position(offload_key) // tokens - 1
             if not 0 <= index < len(chain):
                 continue
             if chain[index] != key:
@@ -251,8 +260,7 @@ class Manager(OffloadingManager):
 
     def _stores(self) -> list[Storing]:
         """All that are under way."""
-        found = {id(s): s for state in self._requests.values() for s in state.storing.values()}
-        return list(found.values())
+        return [storing for state in self._requests.values() for storing in state.storing]
 
     def _complete(self, storing: Storing, success: bool) -> None:
         for group_id, job in storing.jobs.items():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from vllm.v1.kv_offload.base import OffloadKey
 
 from ...tiers.base import Key, Load, StoreJob
+from ...tiers.chain import CheckedChain
 from .names import Names
 from .slots import SlotSpec
 
@@ -15,6 +16,7 @@ class Storing:
     """One store of the engine, with a job of ours per group."""
 
     jobs: dict[int, StoreJob]
+    keys: set[OffloadKey]
     slots: SlotSpec
     began_s: float
     failed: set[int] = field(default_factory=set[int])
@@ -27,9 +29,8 @@ class RequestState:
 
     names: Names
     block_hashes: Sequence[bytes]
-    chain: list[Key] = field(default_factory=list[Key])
+    chain: CheckedChain = field(default_factory=lambda: CheckedChain(()))
     """Keys of its whole chunks in the main group, head first."""
-    observed: bool = False
     asked_s: float | None = None
     """When it first had to wait for NVMe; None while it does not wait."""
     gave_up: bool = False
@@ -41,8 +42,7 @@ class RequestState:
     loads: list[Load] = field(default_factory=list[Load])
     """Handed to the engine; complete_load returns them."""
     load_began_s: float = 0.0
-    storing: dict[OffloadKey, Storing] = field(default_factory=dict[OffloadKey, Storing])
-    """By each of their chunks, which no other request's store can be meant by."""
+    storing: list[Storing] = field(default_factory=list[Storing])
     finished: bool = False
 
     def extend(self, group_id: int, hashes_per_chunk: int) -> None:
@@ -50,7 +50,7 @@ class RequestState:
         first = (len(self.chain) + 1) * hashes_per_chunk - 1
         if first < len(self.block_hashes):
             hashes = self.block_hashes[first::hashes_per_chunk]
-            self.chain += self.names.keys(hashes, group_id)
+            self.chain = CheckedChain((*self.chain, *self.names.keys(hashes, group_id)))
 
     def waiting(self) -> list[Load]:
         """Loads that pin chunks for it and that the engine was not given yet."""

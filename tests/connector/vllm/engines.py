@@ -188,12 +188,14 @@ def engine(
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if own_process else "0"
     if extra_config is not None:
         settings["kv_transfer_config"] = KVTransferConfig(**transfer_config(extra_config))
-    llm = LLM(str(model), **(DEFAULTS | settings))
     try:
-        yield Engine(llm, own_process)
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
+        llm = LLM(str(model), **(DEFAULTS | settings))
+        try:
+            yield Engine(llm, own_process)
+        finally:
+            llm.llm_engine.engine_core.shutdown()
+            del llm
+    finally:  # also of an engine that did not start, for the sake of the next one
         gc.collect()
         cleanup_dist_env_and_memory()
 

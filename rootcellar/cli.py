@@ -125,6 +125,19 @@ def bench_radix(as_json: AsJson = False) -> None:
     _show(result, program.table, as_json)
 
 
+@bench.command("vllm-scheduler")
+def bench_vllm_scheduler(
+    rounds: Annotated[int, typer.Option(help="Prompts per block size.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """What the connector costs vLLM's scheduler, next to its hashing; where vLLM is installed."""
+    with _quiet_stdout(as_json):
+        from .bench import vllm_scheduler as program
+
+        result = program.run(rounds)
+    _show(result, program.table, as_json)
+
+
 @app.command()
 def inspect(directory: StoreDir, as_json: AsJson = False) -> None:
     """What is in a store, by namespace: chunks, bytes, age, hits."""

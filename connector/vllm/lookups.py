@@ -40,6 +40,8 @@ class Lookups:
         self.common: LookupResult | None = None
         """The answer that all chunks have which may be asked for, if they have one."""
         self._taken: list[Load] = []
+        self.missed_chunks = 0
+        """Counted once per request, and again when it was preempted."""
         self.num_hits = 0
         """Chunks of the main group that were answered HIT."""
 
@@ -47,6 +49,9 @@ class Lookups:
         """Work out the answers for the main group's chunks from `start` on."""
         hits, waits = self._run(state, start)
         self.num_hits = hits - start
+        if hits == waits and not state.answered:
+            state.answered = True
+            self.missed_chunks += len(state.chain) - hits
         self._state, self._answers, self.common = state, {}, None
         if self._one_group and waits == start:
             self.common = MISS
@@ -75,7 +80,7 @@ class Lookups:
         assert all(load.state is LoadState.READY for load in loads), "a HIT is not in DRAM"
         self._ahead -= sum(len(load.chunks) for load in loads)
         self.release(state)
-        state.ask_afresh()
+        state.asked_s, state.gave_up = None, False
         state.loads += loads
         self._taken = loads
         return loads

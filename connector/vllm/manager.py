@@ -57,7 +57,7 @@ class Manager(OffloadingManager):
         self._lookups = Lookups(
             store, hbm_chunks=shape.hbm_chunks, timeout_s=timeout_s, one_group=self._one_group
         )
-        self._metrics = Metrics(store)
+        self._metrics = Metrics(store, self._lookups)
         self._events = Events(store, events)
         self._adapters = Adapters()
 

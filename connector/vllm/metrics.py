@@ -13,6 +13,7 @@ from vllm.v1.kv_offload.base import (
 )
 
 from ...tiers.store import TieredStore
+from .lookups import Lookups
 
 PERIOD_S = 0.2
 """Numbers are told at most this often; the last ones always are."""
@@ -25,7 +26,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "hit_tokens": ("Tokens loaded, by the tier that had them.", ("tier",)),
     "hit_chunks": ("Chunks loaded, by the tier that had them.", ("tier",)),
     "hit_bytes": ("Bytes loaded, by the tier that had them.", ("tier",)),
-    "missed_chunks": ("Whole chunks of requests' prompts that no cold tier had.", ()),
+    "missed_chunks": ("Chunks of requests that no tier had, or had in time.", ()),
     "stored_chunks": ("Chunks stored into DRAM.", ()),
     "promoted_chunks": ("Chunks read from NVMe that stayed in DRAM.", ()),
     "wasted_promotions": ("Promoted chunks that left DRAM without serving again.", ()),
@@ -68,8 +69,9 @@ def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
 class Metrics:
     """Tells vLLM what the store counted since it was last told."""
 
-    def __init__(self, store: TieredStore) -> None:
+    def __init__(self, store: TieredStore, lookups: Lookups) -> None:
         self._store = store
+        self._lookups = lookups
         self._told: dict[tuple[str, tuple[str, ...]], float] = {}
         self._told_s = 0.0
         self._news = True
@@ -81,10 +83,6 @@ class Metrics:
 
     def stored(self, seconds: float) -> None:
         self._latencies.append(("store_seconds", seconds))
-        self._news = True
-
-    def touched(self) -> None:
-        """Something may have changed."""
         self._news = True
 
     @property
@@ -99,7 +97,8 @@ class Metrics:
         self._told_s, self._news = now_s, self._store.busy
         stats = self._store.stats()
         told = OffloadingConnectorStats()
-        for name, labels, value in _counters(stats):
+        missed: Sample = ("missed_chunks", (), self._lookups.missed_chunks)
+        for name, labels, value in [missed, *_counters(stats)]:
             more = value - self._told.get((name, labels), 0)
             if more:
                 told.increase_counter(_full(name), more, labels)
@@ -117,7 +116,6 @@ def _counters(stats: Mapping[str, Any]) -> Iterator[Sample]:
         yield "hit_tokens", (tier,), stats["hit_tokens"][tier]
         yield "hit_chunks", (tier,), stats["hit_chunks"][tier]
         yield "hit_bytes", (tier,), stats["hit_chunks"][tier] * stats["dram"]["slot_bytes"]
-    yield "missed_chunks", (), stats["missed_chunks"]
     yield "stored_chunks", (), stats["admitted_chunks"]
     yield "promoted_chunks", (), stats["promoted_chunks"]
     yield "wasted_promotions", (), stats["wasted_promotions"]

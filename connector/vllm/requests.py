@@ -35,6 +35,8 @@ class RequestState:
     """When it first had to wait for NVMe; None while it does not wait."""
     gave_up: bool = False
     """A read was late, cut short or not begun in time: what is not in DRAM is recomputed."""
+    answered: bool = False
+    """It was told what can be had, without having to wait."""
     prefetch: Load | None = None
     """Of the main group; pinned for this request until it runs or ends."""
     beside: dict[Key, Load] = field(default_factory=dict[Key, Load])
@@ -59,4 +61,4 @@ class RequestState:
 
     def ask_afresh(self) -> None:
         """It goes back to the queue: the next lookup may wait for NVMe again."""
-        self.asked_s, self.gave_up = None, False
+        self.asked_s, self.gave_up, self.answered = None, False, False

@@ -1,0 +1,151 @@
+"""Which reads a queue of requests gets, and for how long it waits for them."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from vllm.v1.kv_offload.base import LookupResult, OffloadKey, make_offload_key
+
+from rootcellar import KVLayout, Namespace, StoreConfig, TieredStore
+from rootcellar.connector.vllm.lookups import Lookups
+from rootcellar.connector.vllm.names import ChunkNames
+from rootcellar.connector.vllm.requests import RequestState
+
+HIT, MISS, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
+TOKENS = 16
+LAYOUT = KVLayout(
+    num_layers=1, kv_factor=1, num_kv_heads=1, head_dim=256, dtype="uint8", chunk_tokens=TOKENS
+)
+NAMESPACE = Namespace(model="toy", revision="1", layout=LAYOUT)
+NAMES = ChunkNames([0])
+LENGTH = 4
+SLOTS = 16
+
+
+def request(number: int, shared: int = 0, length: int = LENGTH) -> RequestState:
+    """Its first `shared` chunks are those of every other request with as many."""
+    names = [f"{'all' if index < shared else number} {index}" for index in range(length)]
+    state = RequestState(NAMES, [hashlib.sha256(name.encode()).digest() for name in names])
+    state.extend(0, 1)
+    return state
+
+
+def keys_of(state: RequestState) -> list[OffloadKey]:
+    return [make_offload_key(block_hash, 0) for block_hash in state.block_hashes]
+
+
+def answers(lookups: Lookups, state: RequestState) -> list[LookupResult]:
+    lookups.ask(state, 0)
+    return [lookups.common or lookups.answer(key) for key in keys_of(state)]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A store on disk with the chunks of 40 requests."""
+    with TieredStore(config(tmp_path / "store"), NAMESPACE) as store:
+        for number in range(40):
+            chain = request(number).chain
+            chunk = torch.full(LAYOUT.shape(TOKENS), number, dtype=torch.uint8)
+            assert store.put(chain, [chunk] * LENGTH) == LENGTH
+        assert store.flush()
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(root: Path) -> Iterator[TieredStore]:
+    with TieredStore(config(root), NAMESPACE) as opened:
+        yield opened
+
+
+def config(root: Path) -> StoreConfig:
+    return StoreConfig(
+        dram_bytes=SLOTS * 4096, nvme_path=root, nvme_bytes="16MiB", io="threads", load_timeout_s=30
+    )
+
+
+def lookups_of(store: TieredStore, hbm_chunks: int = 1000, timeout_s: float = 30) -> Lookups:
+    return Lookups(store, hbm_chunks=hbm_chunks, timeout_s=timeout_s, one_group=True)
+
+
+def pinned(store: TieredStore) -> int:
+    count: int = store.stats()["dram"]["slots_pinned"]
+    return count
+
+
+def test_a_queue_of_requests_leaves_half_of_dram_to_stores(store: TieredStore) -> None:
+    lookups, queue = lookups_of(store), [request(number) for number in range(40)]
+    for state in queue:
+        assert answers(lookups, state) == [RETRY] * LENGTH
+        assert pinned(store) <= SLOTS // 2
+    assert store.flush()
+    assert [answers(lookups, state)[0] for state in queue] == [HIT, HIT] + [RETRY] * 38
+    for state in queue:
+        lookups.release(state)
+    assert pinned(store) == 0
+
+
+def test_no_more_is_read_ahead_than_hbm_could_take(store: TieredStore) -> None:
+    lookups, queue = lookups_of(store, hbm_chunks=LENGTH), [request(1), request(2)]
+    for state in queue:
+        assert answers(lookups, state) == [RETRY] * LENGTH
+    assert store.flush()
+    assert [answers(lookups, state) for state in queue] == [[HIT] * LENGTH, [RETRY] * LENGTH]
+    lookups.take(queue[0], range(LENGTH), [])
+    assert answers(lookups, queue[1]) == [RETRY] * LENGTH
+    assert store.flush()
+    assert answers(lookups, queue[1]) == [HIT] * LENGTH
+
+
+def test_who_gets_no_turn_in_time_recomputes(store: TieredStore) -> None:
+    lookups, queue = lookups_of(store, hbm_chunks=1, timeout_s=1e-6), [request(1), request(2)]
+    assert answers(lookups, queue[0]) == [RETRY] + [MISS] * 3  # only so much is ever read for one
+    assert answers(lookups, queue[1]) == [RETRY] * LENGTH
+    assert answers(lookups, queue[1]) == [MISS] * LENGTH
+    assert lookups.missed_chunks == LENGTH
+    queue[1].ask_afresh()
+    assert answers(lookups, queue[1]) == [RETRY] * LENGTH
+
+
+def test_requests_with_one_prefix_share_its_read_and_wait_for_no_more(root: Path) -> None:
+    with TieredStore(config(root), NAMESPACE) as store:
+        long, short = request(3), request(3, length=2)
+        lookups = lookups_of(store)
+        assert answers(lookups, long) == [RETRY] * LENGTH
+        before = store.stats()["nvme"]["jobs_in_flight"]
+        assert before == LENGTH
+        assert answers(lookups, short)[0] in (RETRY, HIT)
+        assert store.stats()["nvme"]["jobs_in_flight"] <= before, "a chunk is read twice"
+        assert store.flush()
+        assert answers(lookups, short) == [HIT] * 2
+
+
+def test_a_read_that_finds_a_chunk_damaged_ends_the_hit_before_it(root: Path) -> None:
+    state = request(5)
+    damaged = next(root.glob(f"chunks/*/*/{state.chain[2].hex()}.kv"))
+    damaged.write_bytes(damaged.read_bytes()[:-4096] + bytes(4096)[:-1] + b"x")
+    with TieredStore(config(root), NAMESPACE) as store:
+        lookups = lookups_of(store)
+        assert answers(lookups, state) == [RETRY] * LENGTH
+        assert store.flush()
+        assert answers(lookups, state) == [HIT, HIT, MISS, MISS]
+        load = lookups.take(state, range(2), [])[0]
+        assert {tier.value for tier in load.tiers} == {"nvme"}
+        store.complete_load(load)
+        assert answers(lookups, state) == [HIT, HIT, MISS, MISS]
+        assert store.stats()["nvme"]["corrupt_chunks"] == 1
+        lookups.release(state)
+
+
+def test_when_hbm_lost_what_it_had_the_rest_is_looked_up_again(store: TieredStore) -> None:
+    lookups, state = lookups_of(store), request(7)
+    lookups.ask(state, 2)
+    assert store.flush()
+    lookups.ask(state, 2)
+    assert lookups.num_hits == 2
+    assert answers(lookups, state) == [RETRY] * LENGTH
+    assert store.flush()
+    assert answers(lookups, state) == [HIT] * LENGTH
+    lookups.release(state)
+    assert pinned(store) == 0

@@ -26,7 +26,7 @@ class CheckedChain(tuple[Key, ...]):
 
     def head(self, stop: int) -> CheckedChain:
         """The chain up to chunk `stop`."""
-        return self if stop >= len(self) else super().__new__(CheckedChain, self[:stop])
+        return self if stop >= len(self) else tuple.__new__(CheckedChain, self[:stop])
 
 
 def check_keys(name: str, keys: tuple[Key, ...]) -> None:

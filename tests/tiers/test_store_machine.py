@@ -5,6 +5,7 @@ import hashlib
 import random
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -196,7 +197,7 @@ class StoreMachine(RuleBasedStateMachine):
         in_dram = {chunk.key for chunk in cold.dram if chunk.readable and not chunk.staged}
         assert {key for tier, key in self.seen if tier is Tier.DRAM} == in_dram
 
-    def check_served(self, keys: list[bytes], chain: Chain, served: list[torch.Tensor]) -> None:
+    def check_served(self, keys: Iterable[bytes], chain: Chain, served: list[torch.Tensor]) -> None:
         for key, tensor in zip(keys, served, strict=False):
             assert bytes_of(tensor) == content_of(path_of(chain, key), CHUNK_BYTES), "wrong bytes"
             assert key in self.offered, "served what was never stored"

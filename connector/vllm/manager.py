@@ -29,6 +29,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ...tiers.base import Key, StoreJob, Tier
 from ...tiers.errors import TierError
+from ...tiers.layout import Namespace
 from ...tiers.store import TieredStore
 from .adapters import Adapters
 from .events import Events
@@ -41,6 +42,9 @@ from .shape import Shape
 from .slots import SlotSpec
 
 log = logging.getLogger(__name__)
+
+RESET = "reset"
+"""Marks namespaces of weights that differ from those on disk."""
 
 
 class Manager(OffloadingManager):
@@ -207,11 +211,7 @@ class Manager(OffloadingManager):
         self._requests = {i: s for i, s in self._requests.items() if not s.finished}
         self._lookups.forget()
         now = self.store.namespace
-        successor = replace(now, extra={**now.extra, "reset": uuid.uuid4().hex})
-        try:
-            self.store.invalidate(successor)
-        except TierError as error:
-            log.error("the disk may still hold KV of before the reset: %s", error)
+        self._invalidate(replace(now, extra={**now.extra, RESET: uuid.uuid4().hex}))
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         return self._events.take()
@@ -225,7 +225,15 @@ class Manager(OffloadingManager):
         return self.store.busy or self._metrics.due
 
     def shutdown(self) -> None:
+        if RESET in self.store.namespace.extra:  # what no start can reach need not stay on disk
+            self._invalidate(None)
         self.store.close()
+
+    def _invalidate(self, successor: Namespace | None) -> None:
+        try:
+            self.store.invalidate(successor)
+        except TierError as error:
+            log.error("KV that nobody may use is still on the disk: %s", error)
 
     def _extended(self, req_id: str) -> RequestState:
         state = self._requests[req_id]

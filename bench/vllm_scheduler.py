@@ -6,6 +6,7 @@ prepare_load and prepare_store is set against the time vLLM took to hash the pro
 Single lookups are too short to be timed one by one: the request's are repeated in one loop.
 """
 
+import importlib.util
 import os
 import random
 import statistics
@@ -28,8 +29,10 @@ BLOCK_SIZES = (32, 128)
 def run(rounds: int = 5, prompt_tokens: int = PROMPT_TOKENS) -> dict[str, Any]:
     """Rows of medians over `rounds` prompts, in microseconds per request.
 
-    Raises ModuleNotFoundError where vLLM is not installed.
+    Raises ValueError where vLLM is not installed.
     """
+    if importlib.util.find_spec("vllm") is None:
+        raise ValueError("vLLM is not installed here: install rootcellar beside it")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     with tempfile.TemporaryDirectory() as folder:
         model = _save_model(Path(folder) / "model", prompt_tokens)

@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import os
 import subprocess
@@ -39,6 +40,7 @@ def test_every_command_takes_json_and_says_what_it_does() -> None:
     assert set(commands) == {
         ("bench", "hit-latency"),
         ("bench", "radix"),
+        ("bench", "vllm-scheduler"),
         ("demo",),
         ("doctor",),
         ("inspect",),
@@ -47,6 +49,14 @@ def test_every_command_takes_json_and_says_what_it_does() -> None:
     for command in commands.values():
         assert "--json" in [name for option in command.params for name in option.opts]
         assert command.help
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_what_needs_vllm_says_so_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "bench", "vllm-scheduler") == 2
+    assert "vLLM is not installed" in capsys.readouterr().err
 
 
 def test_the_console_script_shows_help_and_version() -> None:

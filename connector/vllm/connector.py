@@ -127,6 +127,7 @@ def _with_spec(vllm_config: VllmConfig, **more: Any) -> VllmConfig:
     changed = copy.copy(vllm_config)
     changed.kv_transfer_config = copy.copy(vllm_config.kv_transfer_config)
     extra = {k: v for k, v in _extra_config(vllm_config).items() if k != "block_size"}
+    extra.setdefault("self_describing_kv_events", True)  # events name the engine's own blocks
     extra |= {"spec_name": "RootCellarSpec", "spec_module_path": f"{__package__}.spec", **more}
     changed.kv_transfer_config.kv_connector_extra_config = extra
     return changed

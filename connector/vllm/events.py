@@ -47,4 +47,6 @@ class Events:
 def _event(keys: list[OffloadKey], kind: tuple[Tier, bool] | None) -> Iterable[OffloadingEvent]:
     if kind is not None and keys:
         tier, stored = kind
-        yield OffloadingEvent(keys=keys, medium=_MEDIUM[tier], removed=not stored)
+        yield OffloadingEvent(
+            keys=keys, medium=_MEDIUM[tier], removed=not stored, removal_expected=stored
+        )

@@ -25,6 +25,9 @@ from rootcellar.tiers.toy import chunk_files
 
 from .models import VOCAB
 
+CORES = sorted(os.sched_getaffinity(0))
+"""Of the machine's, those that are ours; an engine in this process binds it to fewer later on."""
+
 CHUNK_TOKENS = 256
 CHUNK_BYTES = CHUNK_TOKENS * 1024
 """Of the llama family: 2 layers of keys and values, 2 heads of 32 floats."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .engines import assert_same, engine, plain, store, tokens, whole_chunks
+from .engines import CORES, assert_same, engine, plain, store, tokens, whole_chunks
 from .models import save_model
 
 PROMPTS = [
@@ -42,7 +42,7 @@ def test_two_workers_each_bring_their_half_of_every_chunk(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One core each: left to itself, vLLM asks for a NUMA node per worker.
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{CORES[0]}|{CORES[-1]}")
     expected, root = plain(llama, PROMPTS), tmp_path / "kv"
     wanted = [whole_chunks(len(prompt)) for prompt in PROMPTS]
     for start in range(2):

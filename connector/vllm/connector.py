@@ -28,6 +28,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
 from .manager import Manager
+from .metrics import unregister_metrics
 from .opening import open_store
 from .settings import Settings
 from .shape import Shape, blocks_per_chunk, offloaded_groups
@@ -107,6 +108,7 @@ class RootCellarConnector(OffloadingConnector):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics:
+        unregister_metrics()
         return super().build_prom_metrics(
             _with_spec(vllm_config), metric_types, labelnames, per_engine_labelvalues
         )

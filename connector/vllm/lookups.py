@@ -13,6 +13,7 @@ from vllm.v1.kv_offload.base import LookupResult
 from ...tiers.base import Key, Load, LoadState, Tier
 from ...tiers.store import TieredStore
 from .requests import RequestState
+from .shape import Shape
 
 HIT, MISS, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
 
@@ -20,20 +21,19 @@ HIT, MISS, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
 class Lookups:
     """Answers for one request at a time: ask() first, then answer() for any of its chunks.
 
-    hbm_chunks: how many chunks the engine's own cache holds. Requests whose chunks exceed it
-        together cannot run soon, so no more than that is read ahead of them; nor more than half
-        of DRAM, so that stores find room.
-    one_group: whether the engine has no other group. With several, one answer may stage a chunk
-        after another was given, so that hits have to be pinned until the request takes them.
+    Requests whose chunks exceed the engine's own cache together cannot run soon, so no more than
+    that is read ahead of them; nor more than half of DRAM, so that stores find room.
+
+    With several groups, one answer may stage a chunk after another was given, so there hits are
+    pinned until the request takes them.
     """
 
-    def __init__(
-        self, store: TieredStore, *, hbm_chunks: int, timeout_s: float, one_group: bool
-    ) -> None:
+    def __init__(self, store: TieredStore, shape: Shape, timeout_s: float) -> None:
         self._store = store
         self._timeout_s = timeout_s
-        self._one_group = one_group
-        self._most_ahead = max(1, min(store.num_slots // 2, hbm_chunks))
+        self._has_chain = shape.has_chain
+        self._one_chain = shape.is_one_chain
+        self._most_ahead = max(1, min(store.num_slots // 2, shape.hbm_chunks))
         self._ahead = 0  # chunks pinned for requests that do not run yet
         self._state: RequestState | None = None
         self._answers: dict[Key, LookupResult] = {}
@@ -47,15 +47,18 @@ class Lookups:
 
     def ask(self, state: RequestState, start: int) -> None:
         """Work out the answers for the main group's chunks from `start` on."""
+        self._state, self._answers, self.common = state, {}, None
+        if not self._has_chain:
+            self.num_hits = len(state.chain) - start  # at most; each is looked up by itself
+            return
         hits, waits = self._run(state, start)
         self.num_hits = hits - start
         if hits == waits and not state.answered:
             state.answered = True
             self.missed_chunks += len(state.chain) - hits
-        self._state, self._answers, self.common = state, {}, None
-        if self._one_group and waits == start:
+        if self._one_chain and waits == start:
             self.common = MISS
-        elif self._one_group and hits == len(state.chain):
+        elif self._one_chain and hits == len(state.chain):
             self.common = HIT
         else:
             answers = dict.fromkeys(state.chain[start:], MISS)
@@ -123,7 +126,7 @@ class Lookups:
                     return start, stop
                 else:
                     stop = start + tiers.index(Tier.NVME)
-            if stop == start or (self._one_group and Tier.NVME not in tiers[: stop - start]):
+            if stop == start or (self._one_chain and Tier.NVME not in tiers[: stop - start]):
                 return stop, stop
             load = state.prefetch = self._load(state.chain.head(stop), start)
         if load.state is LoadState.PENDING:

@@ -54,13 +54,10 @@ class Manager(OffloadingManager):
         """store is the manager's own from now on; events: whether vLLM publishes KV events."""
         self.store = store
         self._shape = shape
-        self._names = ChunkNames([group.group_id for group in shape.groups])
-        self._one_group = len(shape.groups) == 1
+        self._names = ChunkNames(store.namespace.digest)
         self._arena = store.arena_address
         self._requests: dict[str, RequestState] = {}
-        self._lookups = Lookups(
-            store, hbm_chunks=shape.hbm_chunks, timeout_s=timeout_s, one_group=self._one_group
-        )
+        self._lookups = Lookups(store, shape, timeout_s)
         self._metrics = Metrics(store, self._lookups)
         self._events = Events(store, events)
         self._adapters = Adapters()
@@ -145,14 +142,14 @@ class Manager(OffloadingManager):
     ) -> PrepareStoreOutput:
         state, offered = self._extended(req_context.req_id), list(keys)
         ours, main, beside = self._placed(state, offered, req_context)
-        jobs: dict[int, StoreJob] = {}
+        jobs: list[tuple[int, StoreJob]] = []
         if main:
             chain = state.chain.head(main.stop)
-            jobs[self._shape.main.group_id] = self.store.prepare_store(chain, main.start)
+            jobs.append((self._shape.main.group_id, self.store.prepare_store(chain, main.start)))
         for group_id, hanging in beside.items():
-            jobs[group_id] = self.store.prepare_beside(list(hanging.values()), list(hanging))
+            jobs += [(group_id, job) for job in self._offer_beside(hanging)]
         slots: dict[Key, int] = {}
-        for job in jobs.values():
+        for _, job in jobs:
             taken = [chunk.slot for chunk in job.chunks]
             slots.update(zip([job.keys[i] for i in job.wanted], taken, strict=True))
         wanted = [name for name, key in zip(offered, ours, strict=True) if key in slots]
@@ -174,7 +171,7 @@ class Manager(OffloadingManager):
             return blocks, slots
         storing = next(s for s in self._stores() if s.slots is slots)
         groups = [group.group_id for group in self._shape.groups]
-        chunks = [len(storing.jobs[g].wanted) if g in storing.jobs else 0 for g in groups]
+        chunks = [sum(len(job.wanted) for g, job in storing.jobs if g == group) for group in groups]
         keep = whole_groups(blocks, chunks, self._shape.blocks_per_chunk)
         storing.failed.update(g for g, kept in zip(groups, keep, strict=True) if not kept)
         return keep_groups(blocks, slots, chunks, keep)
@@ -240,17 +237,24 @@ class Manager(OffloadingManager):
         state.extend(self._shape.main.group_id, self._shape.hashes_per_chunk)
         return state
 
+    def _offer_beside(self, hanging: dict[Key, Key]) -> list[StoreJob]:
+        if self._shape.has_chain:
+            return [self.store.prepare_beside(list(hanging.values()), list(hanging))]
+        return [self.store.prepare_store([key]) for key in hanging]
+
     def _placed(
         self, state: RequestState, offload_keys: list[OffloadKey], req_context: ReqContext
     ) -> tuple[Sequence[Key], range, dict[int, dict[Key, Key]]]:
         """Our keys of vLLM's, in its order; which run of the chain is among them; and of the other
         groups, each key with the one in the chain that it hangs from. What lies before the chain's
-        first chunk, or behind a gap, is nowhere.
+        first chunk, or behind a gap, is nowhere. Without a chain, all are others.
         """
         chain, position = state.chain, req_context.get_offload_key_position
         tokens = self._shape.chunk_tokens
         first, last = (position(offload_keys[i]) // tokens - 1 for i in (0, -1))
-        if self._one_group and last - first == len(offload_keys) - 1:  # the usual case, and fast
+        if (
+            self._shape.is_one_chain and last - first == len(offload_keys) - 1
+        ):  # the usual case, and fast
             assert chain[last] == state.names.key(offload_keys[-1]), "vLLM says another position"
             return chain[first : last + 1], range(first, last + 1), {}
         ours = [state.names.key(key) for key in offload_keys]
@@ -260,7 +264,7 @@ class Manager(OffloadingManager):
             index = position(offload_key) // tokens - 1
             if not 0 <= index < len(chain):
                 continue
-            if chain[index] != key:
+            if chain[index] != key or not self._shape.has_chain:
                 beside.setdefault(get_offload_group_idx(offload_key), {})[key] = chain[index]
             elif not main or index == main[-1] + 1:
                 main.append(index)
@@ -271,7 +275,7 @@ class Manager(OffloadingManager):
         return [storing for state in self._requests.values() for storing in state.storing]
 
     def _complete(self, storing: Storing, success: bool) -> None:
-        for group_id, job in storing.jobs.items():
+        for group_id, job in storing.jobs:
             self.store.complete_store(job, success and group_id not in storing.failed)
 
     def _forget_if_done(self, req_id: str, state: RequestState) -> None:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import (
     OffloadingCounterMetadata,
@@ -17,6 +18,8 @@ from .lookups import Lookups
 
 PERIOD_S = 0.2
 """Numbers are told at most this often; the last ones always are."""
+
+_PREFIX = "rootcellar:"
 
 Sample = tuple[str, tuple[str, ...], float]
 
@@ -64,6 +67,13 @@ def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
     for name, text in _HISTOGRAMS.items():
         definitions[_full(name)] = OffloadingHistogramMetadata(text, buckets=_LATENCY_BUCKETS)
     return definitions
+
+
+def unregister_metrics() -> None:
+    """Of an engine that was in this process before: vLLM takes away only what bears its name."""
+    for collector in list(REGISTRY._collector_to_names):
+        if getattr(collector, "_name", "").startswith(_PREFIX):
+            REGISTRY.unregister(collector)
 
 
 class Metrics:
@@ -148,4 +158,4 @@ def _gauges(stats: Mapping[str, Any]) -> Iterator[Sample]:
 
 
 def _full(name: str) -> str:
-    return f"rootcellar:{name}"
+    return _PREFIX + name

@@ -1,9 +1,13 @@
 """vLLM's name of a chunk, and ours.
 
 vLLM's offload key is the hash of the block at the chunk's end, chained over the whole prefix with
-LoRA adapter, multimodal inputs and cache_salt inside, followed by four bytes of KV-cache group.
-Ours is 32 bytes: with one group, the hash; with several, the offload key's last 32 bytes, which
-leaves 224 bits of SHA-256.
+LoRA adapter, multimodal inputs and cache_salt inside, followed by the KV-cache group:
+
+    offload key   | SHA-256, 32 bytes            | group, 4 bytes |
+    key           | its last 24 bytes | group, 4 bytes | namespace, 4 bytes |
+
+What vLLM hashes does not name the model, so that engines which share a directory would call their
+chunks alike; the namespace keeps them apart. 192 bits of SHA-256 keep apart everything else.
 """
 
 import hashlib
@@ -15,8 +19,10 @@ from vllm.v1.kv_offload.base import OffloadKey
 
 from ...tiers.base import Key
 
-GROUP_BYTES = 4
-KEY_BYTES = 32
+SKIPPED_BYTES = 8
+"""Of the hash, for group and namespace to have room in 32 bytes."""
+
+TAG_BYTES = 4
 MOST_REMEMBERED = 1_000_000
 
 
@@ -31,19 +37,17 @@ class Names(Protocol):
 
 
 class ChunkNames(Names):
-    """group_ids: of the engine's groups that are offloaded."""
+    """Of an engine's requests; namespace: its digest."""
 
-    def __init__(self, group_ids: Sequence[int]) -> None:
-        self._only = _suffix(group_ids[0]) if len(group_ids) == 1 else None
+    def __init__(self, namespace: bytes) -> None:
+        self._tag = namespace[:TAG_BYTES]
 
     def key(self, offload_key: bytes) -> Key:
-        return offload_key[-KEY_BYTES:] if self._only is None else offload_key[:-GROUP_BYTES]
+        return offload_key[SKIPPED_BYTES:] + self._tag
 
     def keys(self, block_hashes: Sequence[bytes], group_id: int) -> list[Key]:
-        if self._only is not None:
-            return list(block_hashes)
-        suffix = _suffix(group_id)
-        return [block_hash[GROUP_BYTES:] + suffix for block_hash in block_hashes]
+        end = group_id.to_bytes(4, "big") + self._tag
+        return [block_hash[SKIPPED_BYTES:] + end for block_hash in block_hashes]
 
 
 class SaltedNames(Names):
@@ -77,7 +81,3 @@ class NameBook:
     def offload_key(self, key: Key) -> OffloadKey | None:
         """None for a chunk of an earlier start, or of too long ago."""
         return self._names.get(key)
-
-
-def _suffix(group_id: int) -> bytes:
-    return group_id.to_bytes(GROUP_BYTES, "big")

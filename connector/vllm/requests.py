@@ -13,9 +13,9 @@ from .slots import SlotSpec
 
 @dataclass(slots=True, eq=False)
 class Storing:
-    """One store of the engine, with a job of ours per group."""
+    """One store of the engine, with our jobs by group."""
 
-    jobs: dict[int, StoreJob]
+    jobs: list[tuple[int, StoreJob]]
     keys: set[OffloadKey]
     slots: SlotSpec
     began_s: float

@@ -31,8 +31,18 @@ class Shape:
 
     @property
     def main(self) -> Group:
-        """The first group with full attention: its chunks form chains, all others hang beside."""
+        """The first group with full attention: its chunks form chains, all others hang beside.
+        Without any, the first group."""
         return next((group for group in self.groups if group.full_attention), self.groups[0])
+
+    @property
+    def has_chain(self) -> bool:
+        """Without full attention a hit is no prefix but a window: every chunk stands alone."""
+        return self.main.full_attention
+
+    @property
+    def is_one_chain(self) -> bool:
+        return self.has_chain and len(self.groups) == 1
 
     @property
     def chunk_tokens(self) -> int:

@@ -12,6 +12,7 @@ from rootcellar import KVLayout, Namespace, StoreConfig, TieredStore
 from rootcellar.connector.vllm.lookups import Lookups
 from rootcellar.connector.vllm.names import ChunkNames
 from rootcellar.connector.vllm.requests import RequestState
+from rootcellar.connector.vllm.shape import Group, Shape
 
 HIT, MISS, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
 TOKENS = 16
@@ -19,7 +20,7 @@ LAYOUT = KVLayout(
     num_layers=1, kv_factor=1, num_kv_heads=1, head_dim=256, dtype="uint8", chunk_tokens=TOKENS
 )
 NAMESPACE = Namespace(model="toy", revision="1", layout=LAYOUT)
-NAMES = ChunkNames([0])
+NAMES = ChunkNames(NAMESPACE.digest)
 LENGTH = 4
 SLOTS = 16
 
@@ -66,7 +67,8 @@ def config(root: Path) -> StoreConfig:
 
 
 def lookups_of(store: TieredStore, hbm_chunks: int = 1000, timeout_s: float = 30) -> Lookups:
-    return Lookups(store, hbm_chunks=hbm_chunks, timeout_s=timeout_s, one_group=True)
+    shape = Shape((Group(0, TOKENS, full_attention=True),), 1, TOKENS, hbm_chunks)
+    return Lookups(store, shape, timeout_s)
 
 
 def pinned(store: TieredStore) -> int:

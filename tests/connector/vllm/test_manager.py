@@ -49,9 +49,11 @@ def hashes_of(session: int, num_chunks: int) -> list[bytes]:
     return [hashlib.sha256(name.encode()).digest() for name in names]
 
 
-def shape_of(num_groups: int) -> Shape:
+def shape_of(num_groups: int, windows: bool) -> Shape:
+    """The second group has full attention, or the only one."""
     groups = tuple(
-        Group(i, 16, full_attention=i == 1 or num_groups == 1) for i in range(num_groups)
+        Group(i, 16, full_attention=not windows and i == min(1, num_groups - 1))
+        for i in range(num_groups)
     )
     return Shape(groups, BLOCKS, tokens_per_hash=16, hbm_chunks=8)
 
@@ -86,6 +88,7 @@ class Request:
 
 class Engine(RuleBasedStateMachine):
     num_groups = 1
+    windows = False
     dram_chunks = 6
 
     @initialize()
@@ -102,7 +105,7 @@ class Engine(RuleBasedStateMachine):
             NAMESPACE,
         )
         self.manager = Manager()
-        self.shape = shape_of(self.num_groups)
+        self.shape = shape_of(self.num_groups, self.windows)
         self.manager.open(self.store, self.shape, timeout_s=0.02, events=True)
         self.requests: list[Request] = []
         self.number = 0
@@ -322,6 +325,27 @@ class Engine(RuleBasedStateMachine):
         return np.frombuffer(self.store._cold.arena.slot(index), dtype=np.uint8)[:CHUNK_BYTES]
 
 
+class WindowEngine(Engine):
+    """All layers have a window, of one chunk: hits are no prefix, and chunks stand alone."""
+
+    windows = True
+
+    def ask(self, request: Request, run: bool) -> bool:
+        keys = request.keys[0]
+        self.manager.ask(request.context.req_id, min(request.in_hbm, len(keys)) * TOKENS)
+        for index in range(len(keys) - 1, request.in_hbm - 1, -1):
+            result = self.manager.lookup(keys[index], request.context)
+            if result is LookupResult.RETRY:
+                return False
+            if result is LookupResult.HIT:
+                assert keys[index] in self.stored
+                if run:
+                    self.load(request, [keys[index]])
+                    request.in_hbm = index + 1
+                return True
+        return True
+
+
 class HybridEngine(Engine):
     """A window group before the main one, and another behind it."""
 
@@ -337,5 +361,7 @@ EFFORT = settings(
 )
 TestEngine = Engine.TestCase
 TestEngine.settings = EFFORT
+TestWindowEngine = WindowEngine.TestCase
+TestWindowEngine.settings = EFFORT
 TestHybridEngine = HybridEngine.TestCase
 TestHybridEngine.settings = EFFORT

@@ -10,30 +10,34 @@ from rootcellar.connector.vllm.names import ChunkNames, NameBook, SaltedNames
 HASHES = [hashlib.sha256(str(number).encode()).digest() for number in range(20)]
 
 
-def test_with_one_group_the_key_is_the_block_hash() -> None:
-    names = ChunkNames([3])
-    assert names.key(make_offload_key(HASHES[0], 3)) == HASHES[0]
-    assert names.keys(HASHES, 3) == HASHES
+ONE, OTHER = bytes(range(32)), bytes(range(1, 33))
 
 
-@pytest.mark.parametrize("group_ids", [[0], [7], [0, 1], [2, 5, 6]])
-def test_keys_are_32_bytes_and_differ_by_hash_and_group(group_ids: list[int]) -> None:
-    names = ChunkNames(group_ids)
-    keys = [names.key(make_offload_key(h, g)) for h in HASHES for g in group_ids]
+def test_keys_are_32_bytes_and_differ_by_hash_group_and_namespace() -> None:
+    keys = {
+        ChunkNames(namespace).key(make_offload_key(block_hash, group_id))
+        for namespace in (ONE, OTHER)
+        for block_hash in HASHES
+        for group_id in (0, 1, 7)
+    }
     assert {len(key) for key in keys} == {32}
-    assert len(set(keys)) == len(HASHES) * len(group_ids)
+    assert len(keys) == 2 * len(HASHES) * 3
 
 
-@pytest.mark.parametrize("group_ids", [[4], [0, 1, 2]])
-def test_a_whole_groups_keys_are_those_of_its_offload_keys(group_ids: list[int]) -> None:
-    names = ChunkNames(group_ids)
-    for group_id in group_ids:
-        one_by_one = [names.key(make_offload_key(h, group_id)) for h in HASHES]
-        assert names.keys(HASHES, group_id) == one_by_one
+def test_chunks_spread_over_the_folders_of_a_store() -> None:
+    names = ChunkNames(ONE)
+    assert len({names.key(make_offload_key(block_hash, 0))[0] for block_hash in HASHES}) > 10
+
+
+@pytest.mark.parametrize("group_id", [0, 4])
+def test_a_whole_groups_keys_are_those_of_its_offload_keys(group_id: int) -> None:
+    names = ChunkNames(ONE)
+    one_by_one = [names.key(make_offload_key(block_hash, group_id)) for block_hash in HASHES]
+    assert names.keys(HASHES, group_id) == one_by_one
 
 
 def test_a_salt_changes_every_key_and_is_the_same_each_time() -> None:
-    plain = ChunkNames([0, 1])
+    plain = ChunkNames(ONE)
     salted = SaltedNames(plain, b"adapter")
     keys = salted.keys(HASHES, 1)
     assert not set(keys) & set(plain.keys(HASHES, 1))

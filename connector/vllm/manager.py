@@ -252,9 +252,7 @@ class Manager(OffloadingManager):
         chain, position = state.chain, req_context.get_offload_key_position
         tokens = self._shape.chunk_tokens
         first, last = (position(offload_keys[i]) // tokens - 1 for i in (0, -1))
-        if (
-            self._shape.is_one_chain and last - first == len(offload_keys) - 1
-        ):  # the usual case, and fast
+        if self._shape.is_one_chain and last - first == len(offload_keys) - 1:
             assert chain[last] == state.names.key(offload_keys[-1]), "vLLM says another position"
             return chain[first : last + 1], range(first, last + 1), {}
         ours = [state.names.key(key) for key in offload_keys]

@@ -23,7 +23,6 @@ from vllm.v1.kv_offload.base import (
     ReqContext,
     RequestOffloadingContext,
     ScheduleEndContext,
-    get_offload_group_idx,
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
@@ -37,6 +36,7 @@ from .lookups import Lookups
 from .metrics import Metrics
 from .names import ChunkNames, Names, SaltedNames
 from .partial import keep_groups, whole_groups
+from .placing import Placed, place
 from .requests import RequestState, Storing
 from .shape import Shape
 from .slots import SlotSpec
@@ -114,18 +114,17 @@ class Manager(OffloadingManager):
         state = self._extended(req_context.req_id)
         state.load_began_s = time.monotonic()
         wanted = list(keys)
-        ours, main, beside = self._placed(state, wanted, req_context)
-        windows = [key for hanging in beside.values() for key in hanging]
-        loads = self._lookups.take(state, main, windows)
-        self._events.name(ours, wanted)
-        if not windows:
-            first, stop = main.start - loads[0].start, main.stop - loads[0].start
+        placed = place(self._shape, state, wanted, req_context)
+        loads = self._lookups.take(state, placed.main, placed.others)
+        self._events.name(placed.keys, wanted)
+        if not placed.beside:
+            first, stop = placed.main.start - loads[0].start, placed.main.stop - loads[0].start
             return SlotSpec(self._arena, tuple([c.slot for c in loads[0].chunks[first:stop]]))
         slots = dict[Key, int]()
         for load in loads:
             here = [chunk.slot for chunk in load.chunks[: load.stop - load.start]]
             slots.update(zip(load.keys[load.start : load.stop], here, strict=True))
-        return SlotSpec(self._arena, tuple([slots[key] for key in ours]))
+        return SlotSpec(self._arena, tuple([slots[key] for key in placed.keys]))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         state = self._requests[req_context.req_id]
@@ -141,23 +140,19 @@ class Manager(OffloadingManager):
         self, keys: Collection[OffloadKey], req_context: ReqContext
     ) -> PrepareStoreOutput:
         state, offered = self._extended(req_context.req_id), list(keys)
-        ours, main, beside = self._placed(state, offered, req_context)
-        jobs: list[tuple[int, StoreJob]] = []
-        if main:
-            chain = state.chain.head(main.stop)
-            jobs.append((self._shape.main.group_id, self.store.prepare_store(chain, main.start)))
-        for group_id, hanging in beside.items():
-            jobs += [(group_id, job) for job in self._offer_beside(hanging)]
+        placed = place(self._shape, state, offered, req_context)
+        jobs = self._offer(state, placed)
         slots: dict[Key, int] = {}
         for _, job in jobs:
             taken = [chunk.slot for chunk in job.chunks]
             slots.update(zip([job.keys[i] for i in job.wanted], taken, strict=True))
-        wanted = [name for name, key in zip(offered, ours, strict=True) if key in slots]
-        spec = SlotSpec(self._arena, tuple([slots[key] for key in ours if key in slots]))
+        ours = [key for key in placed.keys if key in slots]
+        wanted = [name for name, key in zip(offered, placed.keys, strict=True) if key in slots]
+        spec = SlotSpec(self._arena, tuple([slots[key] for key in ours]))
         storing = Storing(jobs, set(wanted), spec, time.monotonic())
         if wanted:
             state.storing.append(storing)
-            self._events.name([key for key in ours if key in slots], wanted)
+            self._events.name(ours, wanted)
         else:
             self._complete(storing, success=True)
         return PrepareStoreOutput(wanted, spec, evicted_keys=[])
@@ -237,36 +232,20 @@ class Manager(OffloadingManager):
         state.extend(self._shape.main.group_id, self._shape.hashes_per_chunk)
         return state
 
-    def _offer_beside(self, hanging: dict[Key, Key]) -> list[StoreJob]:
-        if self._shape.has_chain:
-            return [self.store.prepare_beside(list(hanging.values()), list(hanging))]
-        return [self.store.prepare_store([key]) for key in hanging]
-
-    def _placed(
-        self, state: RequestState, offload_keys: list[OffloadKey], req_context: ReqContext
-    ) -> tuple[Sequence[Key], range, dict[int, dict[Key, Key]]]:
-        """Our keys of vLLM's, in its order; which run of the chain is among them; and of the other
-        groups, each key with the one in the chain that it hangs from. What lies before the chain's
-        first chunk, or behind a gap, is nowhere. Without a chain, all are others.
-        """
-        chain, position = state.chain, req_context.get_offload_key_position
-        tokens = self._shape.chunk_tokens
-        first, last = (position(offload_keys[i]) // tokens - 1 for i in (0, -1))
-        if self._shape.is_one_chain and last - first == len(offload_keys) - 1:
-            assert chain[last] == state.names.key(offload_keys[-1]), "vLLM says another position"
-            return chain[first : last + 1], range(first, last + 1), {}
-        ours = [state.names.key(key) for key in offload_keys]
-        main: list[int] = []
-        beside: dict[int, dict[Key, Key]] = {}
-        for offload_key, key in zip(offload_keys, ours, strict=True):
-            index = position(offload_key) // tokens - 1
-            if not 0 <= index < len(chain):
-                continue
-            if chain[index] != key or not self._shape.has_chain:
-                beside.setdefault(get_offload_group_idx(offload_key), {})[key] = chain[index]
-            elif not main or index == main[-1] + 1:
-                main.append(index)
-        return ours, range(main[0], main[-1] + 1) if main else range(0), beside
+    def _offer(self, state: RequestState, placed: Placed) -> list[tuple[int, StoreJob]]:
+        """Our jobs by group; without a chain, every chunk is one of its own."""
+        jobs: list[tuple[int, StoreJob]] = []
+        if placed.main:
+            chain = state.chain.head(placed.main.stop)
+            job = self.store.prepare_store(chain, placed.main.start)
+            jobs.append((self._shape.main.group_id, job))
+        for group_id, hanging in placed.beside.items():
+            if self._shape.has_chain:
+                beside = self.store.prepare_beside(list(hanging.values()), list(hanging))
+                jobs.append((group_id, beside))
+            else:
+                jobs += [(group_id, self.store.prepare_store([key])) for key in hanging]
+        return jobs
 
     def _stores(self) -> list[Storing]:
         """All that are under way."""

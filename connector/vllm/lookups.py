@@ -40,6 +40,7 @@ class Lookups:
         self.common: LookupResult | None = None
         """The answer that all chunks have which may be asked for, if they have one."""
         self._taken: list[Load] = []
+        self._sources: dict[Key, Tier] | None = None  # of _taken, once asked for
         self.missed_chunks = 0
         """Counted once per request, and again when it was preempted."""
         self.num_hits = 0
@@ -85,15 +86,16 @@ class Lookups:
         self.release(state)
         state.asked_s, state.gave_up = None, False
         state.loads += loads
-        self._taken = loads
+        self._taken, self._sources = loads, None
         return loads
 
     def source(self, key: Key) -> Tier | None:
         """The tier that had a chunk of the request which took any last."""
-        for load in self._taken:
-            if key in load.keys[load.start : load.stop]:
-                return load.tiers[load.keys.index(key) - load.start]
-        return None
+        if self._sources is None:
+            self._sources = {}
+            for load in self._taken:
+                self._sources.update(zip(load.keys[load.start :], load.tiers, strict=False))
+        return self._sources.get(key)
 
     def release(self, state: RequestState) -> None:
         """Unpin what was read for the request and not taken."""
@@ -106,7 +108,7 @@ class Lookups:
     def forget(self) -> None:
         """No answer holds any more."""
         self._answers, self.common = {}, None
-        self._taken = []
+        self._taken, self._sources = [], None
 
     # The main group --------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ with full attention) are chains to the store; chunks of other groups hang beside
 import logging
 import time
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,6 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from ...tiers.base import Key, StoreJob, Tier
 from ...tiers.errors import TierError
-from ...tiers.layout import Namespace
 from ...tiers.store import TieredStore
 from .adapters import Adapters
 from .events import Events
@@ -42,9 +41,6 @@ from .shape import Shape
 from .slots import SlotSpec
 
 log = logging.getLogger(__name__)
-
-RESET = "reset"
-"""Marks namespaces of weights that differ from those on disk."""
 
 
 class Manager(OffloadingManager):
@@ -61,6 +57,8 @@ class Manager(OffloadingManager):
         self._metrics = Metrics(store, self._lookups)
         self._events = Events(store, events)
         self._adapters = Adapters()
+        self.when_reset: Callable[[], object] = lambda: None
+        """Called when all is gone, before vLLM forgets what there was."""
 
     # A request's life ------------------------------------------------------------------------
 
@@ -95,6 +93,10 @@ class Manager(OffloadingManager):
         """The scheduler considers this request: find out what of its prefix can be had."""
         state = self._extended(req_id)
         self._lookups.ask(state, num_computed_tokens // self._shape.chunk_tokens)
+
+    def runs(self, req_id: str) -> None:
+        """It has its place in HBM, and took what it wanted."""
+        self._lookups.release(self._requests[req_id])
 
     @property
     def num_hits(self) -> int:
@@ -140,6 +142,8 @@ class Manager(OffloadingManager):
         self, keys: Collection[OffloadKey], req_context: ReqContext
     ) -> PrepareStoreOutput:
         state, offered = self._extended(req_context.req_id), list(keys)
+        if state.outlived_reset:
+            return PrepareStoreOutput([], SlotSpec(self._arena, ()), evicted_keys=[])
         placed = place(self._shape, state, offered, req_context)
         jobs = self._offer(state, placed)
         slots: dict[Key, int] = {}
@@ -200,10 +204,16 @@ class Manager(OffloadingManager):
                 self.store.complete_load(load, used=False)
             state.loads.clear()
             state.storing.clear()
+            # It may hold KV of before, and vLLM offers it all again, dropped windows included.
+            state.outlived_reset = True
         self._requests = {i: s for i, s in self._requests.items() if not s.finished}
         self._lookups.forget()
         now = self.store.namespace
-        self._invalidate(replace(now, extra={**now.extra, RESET: uuid.uuid4().hex}))
+        try:
+            self.store.invalidate(replace(now, extra={**now.extra, "reset": uuid.uuid4().hex}))
+        except TierError as error:
+            log.error("KV that nobody may use is still on the disk: %s", error)
+        self.when_reset()
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         return self._events.take()
@@ -217,15 +227,7 @@ class Manager(OffloadingManager):
         return self.store.busy or self._metrics.due
 
     def shutdown(self) -> None:
-        if RESET in self.store.namespace.extra:  # what no start can reach need not stay on disk
-            self._invalidate(None)
         self.store.close()
-
-    def _invalidate(self, successor: Namespace | None) -> None:
-        try:
-            self.store.invalidate(successor)
-        except TierError as error:
-            log.error("KV that nobody may use is still on the disk: %s", error)
 
     def _extended(self, req_id: str) -> RequestState:
         state = self._requests[req_id]

@@ -110,7 +110,7 @@ class Metrics:
         missed: Sample = ("missed_chunks", (), self._lookups.missed_chunks)
         for name, labels, value in [missed, *_counters(stats)]:
             more = value - self._told.get((name, labels), 0)
-            if more:
+            if more or (name, labels) not in self._told:  # a rate needs a zero to begin from
                 told.increase_counter(_full(name), more, labels)
             self._told[name, labels] = value
         for name, labels, value in _gauges(stats):

@@ -45,6 +45,8 @@ class RequestState:
     """Handed to the engine; complete_load returns them."""
     load_began_s: float = 0.0
     storing: list[Storing] = field(default_factory=list[Storing])
+    outlived_reset: bool = False
+    """Nothing that it computes is stored any more."""
     finished: bool = False
 
     def extend(self, group_id: int, hashes_per_chunk: int) -> None:

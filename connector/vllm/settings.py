@@ -45,7 +45,7 @@ class Settings:
     weights_id: a name for exactly these weights, where they are neither in local files nor at a
         hub commit.
     offload_prompt_only: vLLM's own: leave what was generated out of the store.
-    self_describing_kv_events: vLLM's own: KV events carry tokens.
+    self_describing_kv_events: vLLM's own: KV events name its blocks and carry their tokens.
 
     Budgets are per data-parallel replica: each is an engine of its own.
     """
@@ -61,7 +61,7 @@ class Settings:
     load_timeout_s: float = 5.0
     weights_id: str | None = None
     offload_prompt_only: bool = True
-    self_describing_kv_events: bool = False
+    self_describing_kv_events: bool = True
 
     @classmethod
     def from_extra_config(cls, extra: Mapping[str, Any]) -> Self:

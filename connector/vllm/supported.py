@@ -2,7 +2,7 @@
 
 The offloading interfaces below the connector change from release to release, and a change of
 meaning would not show as an error but as wrong KV. So only series that the tests ran on are
-taken, and what the connector cannot serve is refused before the engine loads any weights.
+taken, and what the connector cannot serve is refused before it serves anything.
 """
 
 import importlib.metadata

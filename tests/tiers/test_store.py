@@ -570,7 +570,7 @@ def test_invalidated_chunks_are_gone_here_and_after_a_restart(tmp_path: Path) ->
         _check(store, (3,), 1)
 
 
-def test_what_comes_after_an_invalidation_is_for_the_successor_alone(tmp_path: Path) -> None:
+def test_what_is_stored_for_a_successor_does_not_outlive_the_process(tmp_path: Path) -> None:
     successor = replace(NAMESPACE, revision="updated in place")
     with _store(tmp_path) as store:
         _put(store, (1, 2))
@@ -582,9 +582,13 @@ def test_what_comes_after_an_invalidation_is_for_the_successor_alone(tmp_path: P
         _put(store, (1,))
         _check(store, (1,), 1)
         store.check_integrity()
-    for namespace, expected in ((NAMESPACE, 0), (successor, 1), (NAMESPACE, 0)):
+        store.invalidate()
+        _put(store, (1,))
+        _check(store, (1,), 1)
+        assert store.flush()
+    for namespace in (successor, NAMESPACE):
         with TieredStore(_config(tmp_path), namespace) as store:
-            _check(store, (1, 2), expected)
+            _check(store, (1, 2), 0)
             assert store.lookup(keys_of((5,))).num_chunks == 0
             assert store.stats()["nvme"]["used_bytes"] == bytes_on_disk(tmp_path / "store")
 
@@ -607,9 +611,10 @@ def test_a_successor_that_the_store_already_knows_serves_nothing_of_before(
         assert store.flush()
         store.check_integrity()
         assert store.stats()["nvme"]["used_bytes"] == bytes_on_disk(tmp_path / "store")
-    with TieredStore(_config(tmp_path), successor) as store:
-        _check(store, (1, 2, 3), 1)
-        _check(store, (1, 7), 2)
+    with TieredStore(_config(tmp_path), successor) as store:  # what it had before all that
+        _check(store, (1, 2, 3), 3)
+        _check(store, (1, 7), 1)
+        _check(store, (4,), 0)
         store.flush()
         assert store.stats()["nvme"]["used_bytes"] == bytes_on_disk(tmp_path / "store")
 

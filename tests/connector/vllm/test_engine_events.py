@@ -76,3 +76,25 @@ def test_what_is_evicted_is_told(llama: Path, root: Path) -> None:
         dram = told_by.manager.store.stats()["dram"]
         assert len(listener.blocks("CPU")) == 2 * dram["slots_used"]
         assert len(listener.blocks("STORAGE")) == 2 * len(chunk_files(root))
+
+
+def test_a_reset_tells_every_block_gone(llama: Path, root: Path) -> None:
+    with engine(llama, store(root), **EVENTS) as told_by:
+        listener = Listener(told_by)
+        told_by.ask([tokens(600)])
+        told_by.settle()
+        assert told_by.llm.reset_prefix_cache(reset_connector=True)
+        told_by.ask([tokens(100, seed=9)])
+        assert any(isinstance(event, BlockRemoved) for event in listener.events)
+        assert listener.blocks("CPU") == listener.blocks("STORAGE") == set()
+
+
+def test_what_an_earlier_start_stored_is_told_when_it_is_asked_for(llama: Path, root: Path) -> None:
+    with engine(llama, store(root)) as earlier:
+        earlier.ask([tokens(600)])
+        earlier.settle()
+    with engine(llama, store(root), **EVENTS) as told_by:
+        listener = Listener(told_by)
+        assert told_by.ask([tokens(600)])[0].cached == 512
+        told_by.settle()
+        assert len(listener.blocks("STORAGE")) == 4

@@ -590,6 +590,7 @@ def test_what_is_stored_for_a_successor_does_not_outlive_the_process(tmp_path: P
         with TieredStore(_config(tmp_path), namespace) as store:
             _check(store, (1, 2), 0)
             assert store.lookup(keys_of((5,))).num_chunks == 0
+            assert store.flush()
             assert store.stats()["nvme"]["used_bytes"] == bytes_on_disk(tmp_path / "store")
 
 

@@ -151,3 +151,78 @@ def test_when_hbm_lost_what_it_had_the_rest_is_looked_up_again(store: TieredStor
     assert answers(lookups, state) == [HIT] * LENGTH
     lookups.release(state)
     assert pinned(store) == 0
+
+
+def test_misses_are_counted_once_however_often_a_request_is_asked_for(store: TieredStore) -> None:
+    lookups, state = lookups_of(store), request(99)
+    for _ in range(3):
+        assert answers(lookups, state) == [MISS] * LENGTH
+    assert lookups.missed_chunks == LENGTH
+
+
+def test_who_gave_up_still_gets_what_is_in_dram_and_may_wait_again_later(
+    store: TieredStore,
+) -> None:
+    lookups, state, other = lookups_of(store, hbm_chunks=1, timeout_s=1e-6), request(8), request(9)
+    store.get(state.chain.head(2))  # promoted
+    assert answers(lookups, other)[0] is RETRY  # has the one turn there is
+    assert answers(lookups, state) == [RETRY] * LENGTH
+    assert answers(lookups, state) == [HIT, HIT, MISS, MISS]
+    load = lookups.take(state, range(2), [])[0]
+    store.complete_load(load)
+    lookups.release(other)
+    lookups.ask(state, 2)
+    assert lookups.answer(keys_of(state)[2]) is RETRY
+    lookups.release(state)
+
+
+def test_each_chunk_of_a_load_has_the_tier_it_came_from(store: TieredStore) -> None:
+    lookups, state = lookups_of(store), request(8)
+    store.get(state.chain.head(2))
+    assert answers(lookups, state) == [RETRY] * LENGTH
+    assert store.flush()
+    store.complete_load(lookups.take(state, range(LENGTH), [])[0])
+    tiers = [lookups.source(key) for key in state.chain]
+    assert [None if tier is None else tier.value for tier in tiers] == ["dram"] * 2 + ["nvme"] * 2
+    assert lookups.source(b"other") is None
+
+
+def test_when_hbm_has_more_than_was_read_ahead_the_rest_is_looked_up_anew(
+    store: TieredStore,
+) -> None:
+    lookups, state = lookups_of(store, hbm_chunks=2), request(6)
+    assert answers(lookups, state) == [RETRY, RETRY, MISS, MISS]
+    assert store.flush()
+    lookups.ask(state, 3)
+    assert pinned(store) == 1
+    assert lookups.answer(keys_of(state)[3]) is RETRY
+    assert store.flush()
+    lookups.ask(state, 3)
+    assert lookups.num_hits == 1
+    lookups.release(state)
+    assert pinned(store) == 0
+
+
+def test_a_load_that_the_reads_ahead_do_not_cover_leaves_none_of_them_pinned(
+    store: TieredStore,
+) -> None:
+    lookups, state = lookups_of(store), request(6)
+    store.get(state.chain)
+    store.get(request(7).chain)  # request 7 is in DRAM, too, and 6 was promoted before it
+    lookups.ask(state, 2)
+    for key in state.chain:
+        assert store.lookup([key]).num_chunks == 1
+    loads = lookups.take(state, range(LENGTH), [])
+    assert [chunk.key for chunk in loads[0].chunks] == list(state.chain)
+    store.complete_load(loads[0])
+    assert pinned(store) == 0
+    assert lookups.source(state.chain[0]) is not None
+
+
+def test_after_a_reset_no_answer_of_before_holds(store: TieredStore) -> None:
+    lookups, state = lookups_of(store), request(5)
+    store.get(state.chain)
+    assert answers(lookups, state) == [HIT] * LENGTH
+    lookups.forget()
+    store.invalidate()
+    assert (lookups.common or lookups.answer(keys_of(state)[0])) is MISS

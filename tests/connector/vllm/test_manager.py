@@ -353,6 +353,47 @@ class HybridEngine(Engine):
     dram_chunks = 12
 
 
+def test_slots_are_those_of_the_chunks_asked_for_when_hbm_got_some_meanwhile() -> None:
+    engine = Engine()
+    engine.open()
+    engine.serve(0, LENGTH)
+    request = engine.receive(1, LENGTH)
+    while not engine.ask(request, run=False):
+        engine.store.flush(timeout_s=30)
+    request.in_hbm = 1
+    assert engine.ask(request, run=True)
+    assert request.loading
+    engine.holds()
+    engine.teardown()
+
+
+def test_a_reset_frees_every_slot_and_pin() -> None:
+    engine = Engine()
+    engine.open()
+    waiting, storing = engine.receive(0, LENGTH), engine.receive(7, 2)
+    engine.offer(storing, 2)
+    while not engine.ask(waiting, run=False):
+        engine.store.flush(timeout_s=30)
+    engine.reset()
+    engine.store.flush(timeout_s=30)
+    stats = engine.store.stats()
+    assert (stats["dram"]["slots_used"], stats["open_loads"]) == (0, 0)
+    assert engine.manager._lookups._ahead == 0
+    engine.teardown()
+
+
+def test_a_request_that_gave_up_waits_again_after_it_was_preempted() -> None:
+    engine = Engine()
+    engine.open()
+    request = engine.receive(0, LENGTH)
+    state = engine.manager._requests[request.context.req_id]
+    state.gave_up = state.answered = True
+    engine.manager.on_schedule_end(ScheduleEndContext([], [request.context.req_id]))
+    assert not state.gave_up
+    assert not state.answered
+    engine.teardown()
+
+
 EFFORT = settings(
     max_examples=40,
     stateful_step_count=50,

@@ -34,7 +34,7 @@ from .events import Events
 from .lookups import Lookups
 from .metrics import Metrics
 from .names import ChunkNames, Names, SaltedNames
-from .partial import keep_groups, whole_groups
+from .partial import fills_chunks, keep_groups, whole_groups
 from .placing import Placed, place
 from .requests import RequestState, Storing
 from .shape import Shape
@@ -166,7 +166,7 @@ class Manager(OffloadingManager):
     ) -> tuple[GPULoadStoreSpec, SlotSpec]:
         """A store as vLLM is about to send it to the workers, without groups that lack blocks;
         their chunks are forgotten when it completes."""
-        if len(blocks.block_ids) == len(slots.slots) * self._shape.blocks_per_chunk:
+        if fills_chunks(blocks, slots, self._shape.blocks_per_chunk):
             return blocks, slots
         storing = next(s for s in self._stores() if s.slots is slots)
         groups = [group.group_id for group in self._shape.groups]

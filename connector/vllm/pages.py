@@ -49,15 +49,6 @@ class ChunkCopy:
     blocks: Blocks
 
 
-def fills_chunks(blocks: GPULoadStoreSpec, slots: SlotSpec, blocks_per_chunk: int) -> bool:
-    """Whether every block of every chunk is there.
-
-    vLLM leaves blocks that a sliding window dropped out of a store. Such a chunk must never become
-    readable: part of its slot would keep what lay there before.
-    """
-    return len(blocks.block_ids) == len(slots.slots) * blocks_per_chunk
-
-
 class PageLayout:
     """The pages of one rank and their places in a slot. ValueError if they do not fit in there.
 

@@ -12,6 +12,11 @@ from vllm.v1.kv_offload.base import GPULoadStoreSpec
 from .slots import SlotSpec
 
 
+def fills_chunks(blocks: GPULoadStoreSpec, slots: SlotSpec, blocks_per_chunk: int) -> bool:
+    """Whether every block of every chunk is there."""
+    return len(blocks.block_ids) == len(slots.slots) * blocks_per_chunk
+
+
 def whole_groups(
     blocks: GPULoadStoreSpec, chunks: Sequence[int], blocks_per_chunk: int
 ) -> list[bool]:

@@ -20,7 +20,8 @@ from vllm.v1.kv_offload.base import (
 )
 
 from ...tiers.arena import ArenaAddress, ArenaMapping
-from .pages import ChunkCopy, PageLayout, RefPages, fills_chunks, page_runs
+from .pages import ChunkCopy, PageLayout, RefPages, page_runs
+from .partial import fills_chunks
 from .slots import SlotSpec
 
 Bytes = npt.NDArray[np.uint8]

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from vllm.v1.kv_offload.base import GPULoadStoreSpec
 
-from rootcellar.connector.vllm.pages import ChunkCopy, PageLayout, fills_chunks, page_runs
+from rootcellar.connector.vllm.pages import ChunkCopy, PageLayout, page_runs
+from rootcellar.connector.vllm.partial import fills_chunks
 from rootcellar.connector.vllm.slots import SlotSpec
 from rootcellar.connector.vllm.worker import CpuWorker, make_worker
 from rootcellar.tiers.arena import ArenaAddress, SharedArena

@@ -43,7 +43,12 @@ def run(rounds: int = 5, prompt_tokens: int = PROMPT_TOKENS) -> dict[str, Any]:
             for block_size in BLOCK_SIZES
             for row in _measure(model, block_size, rounds, prompt_tokens)
         ]
-    return {"rows": rows, "prompt_tokens": prompt_tokens, **environment()}
+    return {
+        "benchmark": "vllm-scheduler",
+        "environment": environment(),
+        "prompt_tokens": prompt_tokens,
+        "rows": rows,
+    }
 
 
 def table(result: dict[str, Any]) -> Table:

@@ -128,13 +128,14 @@ def bench_radix(as_json: AsJson = False) -> None:
 @bench.command("vllm-scheduler")
 def bench_vllm_scheduler(
     rounds: Annotated[int, typer.Option(help="Prompts per block size.")] = 5,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens in each prompt.")] = 32_768,
     as_json: AsJson = False,
 ) -> None:
     """What the connector costs vLLM's scheduler, next to its hashing; where vLLM is installed."""
     with _quiet_stdout(as_json):
         from .bench import vllm_scheduler as program
 
-        result = program.run(rounds)
+        result = program.run(rounds, prompt_tokens)
     _show(result, program.table, as_json)
 
 

@@ -105,8 +105,8 @@ class RootCellarConnector(OffloadingConnector):
 
     def reset_cache(self) -> bool | None:
         """The parent forgets the blocks of every chunk, so what is gone is told before it does."""
-        self._manager.when_reset = lambda: self._told_at_reset.extend(super_take())
-        super_take = super().take_events
+        take = super().take_events
+        self._manager.when_reset = lambda: self._told_at_reset.extend(take())
         reset: bool | None = super().reset_cache()
         return reset
 

@@ -113,26 +113,32 @@ class Lookups:
     # The main group --------------------------------------------------------------------------
 
     def _run(self, state: RequestState, start: int) -> tuple[int, int]:
-        """(hits, waits): chain[start:hits] can be loaded, chain[hits:waits] is on its way."""
+        """(hits, waits): chain[start:hits] can be loaded, chain[hits:waits] is to be waited for.
+
+        One chunk to wait for makes vLLM ask for the request again, and ends its loop over them.
+        """
         load = state.prefetch
         if load is not None and not load.start <= start < load.stop:
             self.release(state)
             load = None
         if load is None:
+            waited = state.asked_s is not None
+            if waited and not self._may_read(state, 1) and not state.gave_up:
+                return start, start + 1  # as before: a long queue costs little at each step
             tiers = self._store.lookup(state.chain, start).tiers
             stop = start + len(tiers)
             if Tier.NVME in tiers:
                 if self._may_read(state, len(tiers)):
                     stop = min(stop, start + self._most_ahead)
                 elif not state.gave_up:
-                    return start, stop
+                    return start, start + 1
                 else:
                     stop = start + tiers.index(Tier.NVME)
             if stop == start or (self._one_chain and Tier.NVME not in tiers[: stop - start]):
                 return stop, stop
             load = state.prefetch = self._load(state.chain.head(stop), start)
         if load.state is LoadState.PENDING:
-            return start, load.stop
+            return start, start + 1
         if load.stop < len(load.keys):
             state.gave_up = True
         return max(start, load.stop), max(start, load.stop)

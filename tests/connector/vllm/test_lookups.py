@@ -23,6 +23,8 @@ NAMESPACE = Namespace(model="toy", revision="1", layout=LAYOUT)
 NAMES = ChunkNames(NAMESPACE.digest)
 LENGTH = 4
 SLOTS = 16
+WAITS = [RETRY] + [MISS] * (LENGTH - 1)
+"""What makes vLLM ask for a request again: one chunk to wait for, and no more to look up."""
 
 
 def request(number: int, shared: int = 0, length: int = LENGTH) -> RequestState:
@@ -79,7 +81,7 @@ def pinned(store: TieredStore) -> int:
 def test_a_queue_of_requests_leaves_half_of_dram_to_stores(store: TieredStore) -> None:
     lookups, queue = lookups_of(store), [request(number) for number in range(40)]
     for state in queue:
-        assert answers(lookups, state) == [RETRY] * LENGTH
+        assert answers(lookups, state) == WAITS
         assert pinned(store) <= SLOTS // 2
     assert store.flush()
     assert [answers(lookups, state)[0] for state in queue] == [HIT, HIT] + [RETRY] * 38
@@ -91,30 +93,30 @@ def test_a_queue_of_requests_leaves_half_of_dram_to_stores(store: TieredStore) -
 def test_no_more_is_read_ahead_than_hbm_could_take(store: TieredStore) -> None:
     lookups, queue = lookups_of(store, hbm_chunks=LENGTH), [request(1), request(2)]
     for state in queue:
-        assert answers(lookups, state) == [RETRY] * LENGTH
+        assert answers(lookups, state) == WAITS
     assert store.flush()
-    assert [answers(lookups, state) for state in queue] == [[HIT] * LENGTH, [RETRY] * LENGTH]
+    assert [answers(lookups, state) for state in queue] == [[HIT] * LENGTH, WAITS]
     lookups.take(queue[0], range(LENGTH), [])
-    assert answers(lookups, queue[1]) == [RETRY] * LENGTH
+    assert answers(lookups, queue[1]) == WAITS
     assert store.flush()
     assert answers(lookups, queue[1]) == [HIT] * LENGTH
 
 
 def test_who_gets_no_turn_in_time_recomputes(store: TieredStore) -> None:
     lookups, queue = lookups_of(store, hbm_chunks=1, timeout_s=1e-6), [request(1), request(2)]
-    assert answers(lookups, queue[0]) == [RETRY] + [MISS] * 3  # only so much is ever read for one
-    assert answers(lookups, queue[1]) == [RETRY] * LENGTH
+    assert answers(lookups, queue[0]) == WAITS
+    assert answers(lookups, queue[1]) == WAITS
     assert answers(lookups, queue[1]) == [MISS] * LENGTH
     assert lookups.missed_chunks == LENGTH
     queue[1].ask_afresh()
-    assert answers(lookups, queue[1]) == [RETRY] * LENGTH
+    assert answers(lookups, queue[1]) == WAITS
 
 
 def test_requests_with_one_prefix_share_its_read_and_wait_for_no_more(root: Path) -> None:
     with TieredStore(config(root), NAMESPACE) as store:
         long, short = request(3), request(3, length=2)
         lookups = lookups_of(store)
-        assert answers(lookups, long) == [RETRY] * LENGTH
+        assert answers(lookups, long) == WAITS
         before = store.stats()["nvme"]["jobs_in_flight"]
         assert before == LENGTH
         assert answers(lookups, short)[0] in (RETRY, HIT)
@@ -129,7 +131,7 @@ def test_a_read_that_finds_a_chunk_damaged_ends_the_hit_before_it(root: Path) ->
     damaged.write_bytes(damaged.read_bytes()[:-4096] + bytes(4096)[:-1] + b"x")
     with TieredStore(config(root), NAMESPACE) as store:
         lookups = lookups_of(store)
-        assert answers(lookups, state) == [RETRY] * LENGTH
+        assert answers(lookups, state) == WAITS
         assert store.flush()
         assert answers(lookups, state) == [HIT, HIT, MISS, MISS]
         load = lookups.take(state, range(2), [])[0]
@@ -146,7 +148,7 @@ def test_when_hbm_lost_what_it_had_the_rest_is_looked_up_again(store: TieredStor
     assert store.flush()
     lookups.ask(state, 2)
     assert lookups.num_hits == 2
-    assert answers(lookups, state) == [RETRY] * LENGTH
+    assert answers(lookups, state) == WAITS
     assert store.flush()
     assert answers(lookups, state) == [HIT] * LENGTH
     lookups.release(state)
@@ -166,7 +168,7 @@ def test_who_gave_up_still_gets_what_is_in_dram_and_may_wait_again_later(
     lookups, state, other = lookups_of(store, hbm_chunks=1, timeout_s=1e-6), request(8), request(9)
     store.get(state.chain.head(2))  # promoted
     assert answers(lookups, other)[0] is RETRY  # has the one turn there is
-    assert answers(lookups, state) == [RETRY] * LENGTH
+    assert answers(lookups, state) == WAITS
     assert answers(lookups, state) == [HIT, HIT, MISS, MISS]
     load = lookups.take(state, range(2), [])[0]
     store.complete_load(load)
@@ -179,7 +181,7 @@ def test_who_gave_up_still_gets_what_is_in_dram_and_may_wait_again_later(
 def test_each_chunk_of_a_load_has_the_tier_it_came_from(store: TieredStore) -> None:
     lookups, state = lookups_of(store), request(8)
     store.get(state.chain.head(2))
-    assert answers(lookups, state) == [RETRY] * LENGTH
+    assert answers(lookups, state) == WAITS
     assert store.flush()
     store.complete_load(lookups.take(state, range(LENGTH), [])[0])
     tiers = [lookups.source(key) for key in state.chain]
@@ -191,7 +193,7 @@ def test_when_hbm_has_more_than_was_read_ahead_the_rest_is_looked_up_anew(
     store: TieredStore,
 ) -> None:
     lookups, state = lookups_of(store, hbm_chunks=2), request(6)
-    assert answers(lookups, state) == [RETRY, RETRY, MISS, MISS]
+    assert answers(lookups, state) == WAITS
     assert store.flush()
     lookups.ask(state, 3)
     assert pinned(store) == 1
@@ -226,3 +228,19 @@ def test_after_a_reset_no_answer_of_before_holds(store: TieredStore) -> None:
     lookups.forget()
     store.invalidate()
     assert (lookups.common or lookups.answer(keys_of(state)[0])) is MISS
+
+
+def test_a_queue_that_waits_for_its_turn_is_not_looked_up_at_every_step(
+    store: TieredStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookups, queue = lookups_of(store, hbm_chunks=1), [request(number) for number in range(30)]
+    for state in queue:
+        assert answers(lookups, state) == WAITS
+    looked_up: list[object] = []
+    monkeypatch.setattr(store, "lookup", looked_up.append)
+    for state in queue:
+        assert answers(lookups, state) == WAITS
+    assert not looked_up
+    monkeypatch.undo()
+    for state in queue:
+        lookups.release(state)

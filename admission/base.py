@@ -5,7 +5,7 @@ and never do IO, so the live tiers and the trace replay run the same objects.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -39,6 +39,8 @@ class Answer(StrEnum):
 class Offer:
     """Chunks chain[start:] knock at a boundary; chain[:start] is already beyond it.
 
+    ONTO_NVME offers may leave out the head of the chain: what is offered then is all of `chain`.
+
     write_bytes: estimated bytes the medium beyond the boundary would be written for all of them.
     free_chunks: how many fit without evicting anything.
     """
@@ -52,11 +54,16 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """chain[start:stop] may cross; the rest may not, for `reason`. Prefix-closed by its shape."""
+    """chain[start:stop] may cross; the rest may not, for `reason`. Prefix-closed by its shape.
+
+    worth: one value per chunk of chain[start:stop]. A chunk may take the place only of one that the
+    order of that tier holds to be worth less. Empty where whatever is there must make room.
+    """
 
     answer: Answer
     stop: int
     reason: str = ""
+    worth: Sequence[float] = ()
 
 
 class EvictionOrder(ABC):
@@ -79,8 +86,12 @@ class EvictionOrder(ABC):
         """`key` is no longer resident; unknown keys are passed over."""
 
     @abstractmethod
-    def victim(self, busy: Callable[[Key], bool]) -> Key | None:
-        """The next key to evict, or None. Never one that is busy or has a resident child."""
+    def victim(self, busy: Callable[[Key], bool], worth: float | None = None) -> Key | None:
+        """The next key to evict, or None. Never one that is busy or has a resident child.
+
+        worth: of what would take its place. None then also says that nothing here is worth less;
+        orders that put no value on a key ignore it.
+        """
 
     @abstractmethod
     def descendants(self, key: Key) -> list[Key]:
@@ -104,6 +115,10 @@ class EvictionOrder(ABC):
 class AdmissionPolicy(ABC):
     """What may live where. One object per store; called on the engine's thread only."""
 
+    def open(self, capacity: Mapping[Tier, int]) -> None:  # noqa: B027  # most need not know
+        """How many chunks each tier of the store holds, tiers that it lacks left out. Called once,
+        before anything else."""
+
     @abstractmethod
     def observe(self, chain: Chain, now_s: float) -> None:
         """A request with this chain arrived. Called once per request, before any decision on it.
@@ -119,3 +134,11 @@ class AdmissionPolicy(ABC):
     @abstractmethod
     def order(self, tier: Tier) -> EvictionOrder:
         """A new, empty order for one tier: when a store opens, and when it is invalidated."""
+
+    def save(self) -> bytes:
+        """What was learned, for restore() of another process; empty where nothing is kept."""
+        return b""
+
+    def restore(self, data: bytes) -> None:  # noqa: B027  # most policies keep nothing
+        """Go on from what save() gave, maybe of another version: what cannot be used is ignored.
+        Called once, after open() and before any request."""

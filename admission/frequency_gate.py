@@ -4,19 +4,10 @@ Seen-twice gating goes back to 2Q (Johnson and Shasha, VLDB 1994). Counting whol
 request, keeps it prefix-closed: a chunk is never counted more often than the chunk before it.
 """
 
-from collections import OrderedDict
+import numpy as np
 
-from .base import (
-    AdmissionPolicy,
-    Answer,
-    Boundary,
-    Chain,
-    Decision,
-    EvictionOrder,
-    Key,
-    Offer,
-    Tier,
-)
+from .base import AdmissionPolicy, Answer, Boundary, Chain, Decision, EvictionOrder, Offer, Tier
+from .count_min import MOST, CountMinSketch, Counts
 from .lru import LruOrder
 
 GATED = frozenset({Boundary.INTO_DRAM, Boundary.NVME_TO_DRAM})
@@ -25,7 +16,7 @@ GATED = frozenset({Boundary.INTO_DRAM, Boundary.NVME_TO_DRAM})
 class FrequencyGate(AdmissionPolicy):
     """Needs `min_seen` requests (this one counted) at the boundaries in `gated`.
 
-    history_entries bounds the memory of what was seen: the keys unused for longest are forgotten.
+    history_entries: how many keys are remembered at most; beyond, counts are halved.
     """
 
     def __init__(
@@ -35,32 +26,38 @@ class FrequencyGate(AdmissionPolicy):
         history_entries: int = 262_144,
         gated: frozenset[Boundary] = GATED,
     ) -> None:
-        for name, value in (("min_seen", min_seen), ("history_entries", history_entries)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, must be at least 1")
+        if not 1 <= min_seen <= MOST:
+            raise ValueError(f"min_seen is {min_seen}, must be from 1 to {MOST}")
+        if history_entries < 1:
+            raise ValueError(f"history_entries is {history_entries}, must be at least 1")
         self._min_seen = min_seen
-        self._history_entries = history_entries
         self._gated = gated
-        self._seen: OrderedDict[Key, int] = (
-            OrderedDict()
-        )  # oldest use first, a tail before its head
+        self._sketch = CountMinSketch(history_entries, most=max(min_seen, 15))
 
     def observe(self, chain: Chain, now_s: float) -> None:
-        seen = self._seen
-        for key in reversed(chain[: self._history_entries]):
-            seen[key] = seen.pop(key, 0) + 1
-        while len(seen) > self._history_entries:
-            seen.popitem(last=False)
+        self._sketch.add(chain)
+
+    def counts(self, chain: Chain) -> Counts:
+        """How many requests had each key, as far as is remembered, up to 15 or min_seen."""
+        return self._sketch.counts(chain)
 
     def decide(self, offer: Offer) -> Decision:
         if offer.boundary not in self._gated:
             return Decision(Answer.ADMIT, len(offer.chain))
-        for index in range(offer.start, len(offer.chain)):
-            seen = self._seen.get(offer.chain[index], 0)
-            if seen < self._min_seen:
-                answer = Answer.ADMIT if index > offer.start else Answer.REJECT
-                return Decision(answer, index, f"seen {seen} of {self._min_seen} times")
-        return Decision(Answer.ADMIT, len(offer.chain))
+        counts = self.counts(offer.chain[offer.start :])
+        too_few = np.flatnonzero(counts < self._min_seen)
+        if not len(too_few):
+            return Decision(Answer.ADMIT, len(offer.chain))
+        first = int(too_few[0])
+        answer = Answer.ADMIT if first else Answer.REJECT
+        reason = f"seen {counts[first]} of {self._min_seen} times"
+        return Decision(answer, offer.start + first, reason)
 
     def order(self, tier: Tier) -> EvictionOrder:
         return LruOrder()
+
+    def save(self) -> bytes:
+        return self._sketch.save()
+
+    def restore(self, data: bytes) -> None:
+        self._sketch.restore(data)

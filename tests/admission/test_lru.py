@@ -1,6 +1,13 @@
-from rootcellar.admission.base import EvictionOrder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rootcellar.admission.base import EvictionOrder, Key
+from rootcellar.admission.leaf_queue import PATIENCE
 from rootcellar.admission.lru import LruOrder
 from rootcellar.admission.testing import EvictionOrderContract, chain_of
+
+paths = st.lists(st.integers(1, 3), min_size=1, max_size=5)
+steps = st.tuples(paths, st.booleans(), st.sets(st.integers(0, 6)))
 
 
 class TestLruOrder(EvictionOrderContract):
@@ -19,21 +26,46 @@ class TestLruOrder(EvictionOrderContract):
         order.touch(new, 2)
         assert order.victim(lambda key: False) == old[1]
 
+    @given(st.lists(steps, max_size=50))
+    def test_the_victim_is_the_free_leaf_unused_for_longest_whoever_asked_before(
+        self, steps: list[tuple[list[int], bool, set[int]]]
+    ) -> None:
+        order, parents, used = LruOrder(), dict[Key, Key | None](), list[Key]()
+        for path, touches, chosen in steps:
+            chain = chain_of(*path)
+            for key, parent in zip(chain, [None, *chain], strict=False):
+                if key not in parents:
+                    used.append(key)
+                    parents[key] = parent
+                    order.add(key, parent)
+            if touches:
+                order.touch(chain, len(chain))
+                used = [key for key in used if key not in chain] + chain[::-1]
+            for evicts in (False, True):
+                busy = {key for index, key in enumerate(used) if index % 7 in chosen and evicts}
+                leaves = parents.keys() - set(parents.values()) - busy
+                expected = next((key for key in used if key in leaves), None)
+                assert order.victim(busy.__contains__) == expected
+                if evicts and expected is not None and len(parents) > 6:
+                    order.discard(expected)
+                    used.remove(expected)
+                    del parents[expected]
+
     def test_a_crowd_of_busy_chunks_is_walked_over_once(self) -> None:
         order, asked = LruOrder(), 0
-        for number in range(100):
-            order.add(chain_of(number)[0], None)
-        crowd = {chain_of(number)[0] for number in range(50)}
+        for number in range(5050):
+            order.add(number.to_bytes(32), None)
+        crowd = {number.to_bytes(32) for number in range(5000)}
 
         def busy(key: bytes) -> bool:
             nonlocal asked
             asked += 1
             return key in crowd
 
-        for number in range(50, 100):
-            assert order.victim(busy) == chain_of(number)[0]
-            order.discard(chain_of(number)[0])
-        assert asked <= 100
+        for number in range(5000, 5050):
+            assert order.victim(busy) == number.to_bytes(32)
+            order.discard(number.to_bytes(32))
+        assert asked <= 5000 + 50 * (PATIENCE + 4)
 
     def test_a_chain_added_from_its_head_is_walked_over_once(self) -> None:
         hashed = 0
@@ -51,4 +83,4 @@ class TestLruOrder(EvictionOrderContract):
         for key in reversed(chain):
             assert order.victim(lambda key: False) == key
             order.discard(key)
-        assert hashed < 20 * len(chain)
+        assert hashed < 30 * len(chain)

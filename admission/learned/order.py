@@ -1,0 +1,73 @@
+"""The order of a tier in which the chunk worth least goes."""
+
+from collections.abc import Callable
+
+from ..base import Chain, Key, Tier
+from ..leaf_first import LeafFirstOrder
+from .places import draw, enter, index_of, leave, lowest, lowest_index, pop_lowest
+from .records import NONE, Place
+from .rows import RowBook
+
+DRAWS = 3
+"""Before all leaves are looked at, since those that were drawn are busy."""
+
+
+class WorthOrder(LeafFirstOrder):
+    """Keeps one tier's place in the arrays as it is in the forest. Of the leaves in a draw, the one
+    of least index goes first."""
+
+    def __init__(self, book: RowBook, tier: Tier) -> None:
+        super().__init__()
+        self._book = book
+        self._tier = tier
+
+    @property
+    def _place(self) -> Place:
+        return self._book.places[self._tier]
+
+    def touch(self, chain: Chain, stop: int) -> None:
+        """What a request used is known from the request."""
+
+    def victim(self, busy: Callable[[Key], bool], worth: float | None = None) -> Key | None:
+        model, place, key = self._book.model, self._place, self._book.key
+        for again in range(DRAWS):
+            if again:
+                draw(model, place)
+            while (row := lowest(model, place)) != NONE:
+                if worth is not None and lowest_index(place) >= worth:
+                    return None
+                if not busy(key(row)):
+                    return key(row)
+                pop_lowest(place)
+        for row in place.leaves[: place.sizes[0]["leaves"]].tolist():  # nearly all are busy
+            if not busy(key(row)) and (worth is None or index_of(model, row) < worth):
+                return key(row)
+        return None
+
+    def clear(self) -> None:
+        """Everything leaves; the place is another order's."""
+        for key in list(self._forest):
+            self.discard(key)
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        place = self._place
+        assert place.sizes[0]["here"] == len(self)
+        leaves = set(place.leaves[: place.sizes[0]["leaves"]].tolist())
+        found = {int(self._book.find([k])[0]) for k in self._forest if not self.has_child(k)}
+        assert leaves == found, "leaves are not the keys without a child"
+
+    def _enter(self, key: Key) -> None:
+        row = self._book.meet(key, self._forest.parent(key))
+        enter(self._book.model, self._place, row)
+
+    def _leave(self, key: Key) -> None:
+        row = int(self._book.find([key])[0])
+        parent = int(self._book.model.chunks["parent"][row])
+        leave(self._book.model, self._place, row)
+        self._book.release(row)
+        if parent != NONE:
+            self._book.release(parent)
+
+    def _bare(self, key: Key) -> None:
+        """The place has noticed."""

@@ -1,0 +1,206 @@
+"""The learned policy, as a store sees it."""
+
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..base import (
+    AdmissionPolicy,
+    Answer,
+    Boundary,
+    Chain,
+    Decision,
+    EvictionOrder,
+    Offer,
+    Tier,
+)
+from ..lru import LruOrder
+from ..write_budget import WriteBudget
+from .hazard import refit, use_class
+from .history import observe
+from .judge import SEEN_IN_HBM, chance_on_nvme, worth_of_missing, worth_promoting, worth_writing
+from .order import WorthOrder
+from .places import index_of
+from .records import AGES, NONE, NUM_CLASSES, Model, Records, Rows
+from .rows import RowBook
+
+GHOSTS = 16
+"""Chunks remembered for each that the largest tier holds."""
+MOST_GHOSTS = 1 << 20
+"""But no more than that, unless the tier itself holds more."""
+MAX_DRAM_SHARE = 0.5
+"""Of DRAM, for the new chunks of one request: a prompt that is longer than all the rest together
+must not displace it."""
+
+NOT_LIKELY = "not likely to be used while nvme would keep it"
+TOO_MANY = f"a request's new chunks get {MAX_DRAM_SHARE:.0%} of dram at most"
+WORTH_LESS_IN_DRAM = "worth less than what is in dram"
+
+_HEADER = struct.Struct("<8sIIId")
+_MAGIC, _VERSION = b"RCLEARN\0", 1
+
+
+class Learned(AdmissionPolicy):
+    """Learns online when chunks of each kind are used again; without settings of its own.
+
+    write_budget: what may be written to NVMe over time; None writes all that is worth it.
+    """
+
+    def __init__(self, *, write_budget: WriteBudget | None = None) -> None:
+        self._budget = write_budget
+        self._orders: dict[Tier, WorthOrder] = {}
+        self._by_use: LruOrder | None = None
+        self.open({Tier.DRAM: 1})
+
+    def open(self, capacity: Mapping[Tier, int]) -> None:
+        cold: dict[Tier, int] = {
+            tier: chunks for tier, chunks in capacity.items() if tier is not Tier.HBM
+        }
+        self._capacity = cold
+        lowest: Tier = Tier.NVME if Tier.NVME in cold else Tier.DRAM
+        self._book = RowBook({lowest: cold[lowest]}, most_ghosts(max(cold.values())))
+        self._orders = {}
+
+    def observe(self, chain: Chain, now_s: float) -> None:
+        if chain:
+            rows = self._book.give(chain)
+            observe(self._book.model, rows, now_s)
+        if self._budget is not None:
+            self._budget.advance(now_s)
+
+    def decide(self, offer: Offer) -> Decision:
+        rows = self._book.find(offer.chain)
+        if (named := int(np.argmax(rows == NONE)) if NONE in rows else len(rows)) < len(rows):
+            rows = rows[:named]  # the rest was generated since, or nobody told of the request
+        if not named or offer.start >= len(offer.chain):
+            return Decision(Answer.ADMIT, len(offer.chain))
+        match offer.boundary:
+            case Boundary.INTO_HBM:
+                return self._into_hbm(offer, rows)
+            case Boundary.INTO_DRAM:
+                return self._into_dram(offer, rows)
+            case Boundary.NVME_TO_DRAM:
+                return self._promote(offer, rows)
+            case Boundary.ONTO_NVME:
+                return self._onto_nvme(offer, rows)
+
+    def order(self, tier: Tier) -> EvictionOrder:
+        """Above NVMe, DRAM loses what was unused for longest: that leaves most time to learn what
+        is worth a write. Elsewhere what is worth least goes."""
+        if tier not in self._book.places:
+            order = LruOrder()
+            if tier is Tier.DRAM:
+                self._by_use = order
+            return order
+        if tier in self._orders:
+            self._orders[tier].clear()
+        self._orders[tier] = worth_order = WorthOrder(self._book, tier)
+        return worth_order
+
+    def save(self) -> bytes:
+        """Counts of the classes in use, and the pace of requests."""
+        model, now = self._book.model, self._book.model.now[0]
+        used = model.used[: now["used"]]
+        header = _HEADER.pack(_MAGIC, _VERSION, AGES, len(used), _pace_s(now))
+        tables = [used.astype("<i8"), model.events[used], model.exposure[used]]
+        return header + b"".join(table.tobytes() for table in tables)
+
+    def restore(self, data: bytes) -> None:
+        if len(data) < _HEADER.size:
+            return
+        magic, version, ages, num_used, pace_s = _HEADER.unpack_from(data)
+        size = _HEADER.size + num_used * 8 * (1 + 2 * AGES)
+        if (magic, version, ages) != (_MAGIC, _VERSION, AGES) or len(data) != size:
+            return
+        used = np.frombuffer(data, "<i8", num_used, _HEADER.size)
+        tables = np.frombuffer(data, "<f8", offset=_HEADER.size + used.nbytes)
+        sound = np.isfinite(tables).all() and (tables >= 0).all() and np.isfinite(pace_s)
+        if not sound or not ((used >= 0) & (used < NUM_CLASSES)).all() or pace_s < 0:
+            return
+        model = self._book.model
+        for klass in used.tolist():
+            use_class(model, klass)
+        model.events[used], model.exposure[used] = tables.reshape(2, num_used, AGES)
+        refit(model)
+        model.now["gaps"], model.now["gaps_s"] = (32, 32 * pace_s) if pace_s else (0, 0)
+
+    @property
+    def model(self) -> Model:
+        """What was learned; until the next call of anything else."""
+        return self._book.model
+
+    @property
+    def num_tracked(self) -> int:
+        """Chunks that anything is known of."""
+        return len(self._book)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if any invariant is broken."""
+        self._book.check_integrity()
+        for order in self._orders.values():
+            order.check_integrity()
+
+    def _into_hbm(self, offer: Offer, rows: Rows) -> Decision:
+        """What was asked for again, and whatever there is room for."""
+        fits = offer.start + offer.free_chunks
+        if fits >= len(offer.chain):
+            return Decision(Answer.ADMIT, len(offer.chain))
+        seen = self._book.model.chunks["touches"][rows] >= SEEN_IN_HBM
+        again = len(rows) if seen.all() else int(np.argmin(seen))
+        stop = max(offer.start, fits, again)
+        if stop == len(offer.chain):
+            return Decision(Answer.ADMIT, stop)
+        return _cut(offer, stop, f"seen less than {SEEN_IN_HBM} times")
+
+    def _into_dram(self, offer: Offer, rows: Rows) -> Decision:
+        length = len(offer.chain)
+        most = max(1, int(MAX_DRAM_SHARE * self._capacity[Tier.DRAM]), offer.free_chunks)
+        stop = min(length, offer.start + most)
+        worth: list[float] = []
+        if Tier.NVME not in self._capacity:
+            first = min(offer.start, len(rows) - 1)
+            values = np.zeros(len(rows) - first)
+            worth_of_missing(self._book.model, rows, first, values)
+            values = np.append(values, np.full(length - len(rows), values[-1]))
+            worth = values[offer.start - first :][: stop - offer.start].tolist()
+        return Decision(Answer.ADMIT, stop, "" if stop == length else TOO_MANY, worth)
+
+    def _promote(self, offer: Offer, rows: Rows) -> Decision:
+        length = len(offer.chain)
+        if offer.free_chunks >= length - offer.start or offer.start >= len(rows):
+            return Decision(Answer.ADMIT, length)
+        coldest = None if self._by_use is None else self._by_use.coldest()
+        cold = NONE if coldest is None else int(self._book.find([coldest])[0])
+        if cold == NONE or worth_promoting(self._book.model, int(rows[offer.start]), cold):
+            return Decision(Answer.ADMIT, length)
+        return _cut(offer, offer.start, WORTH_LESS_IN_DRAM)
+
+    def _onto_nvme(self, offer: Offer, rows: Rows) -> Decision:
+        if len(rows) < len(offer.chain):  # what it is worth will be known when it is used
+            return Decision(Answer.ADMIT, len(offer.chain))
+        model, nvme = self._book.model, self._book.places[Tier.NVME]
+        stop = worth_writing(model, nvme, rows, offer.start)
+        if stop == offer.start:
+            return _cut(offer, stop, NOT_LIKELY)
+        last = int(rows[stop - 1])
+        if self._budget is not None:
+            chunk_bytes = offer.write_bytes // (len(rows) - offer.start)
+            chances = [chance_on_nvme(model, nvme, last)] * (stop - offer.start)
+            if not self._budget.spend(chunk_bytes, chances, whole=True):
+                return Decision(Answer.THROTTLE, offer.start, "write budget is spent")
+        worth = [index_of(model, last)] * (stop - offer.start)
+        return Decision(Answer.ADMIT, stop, "" if stop == len(rows) else NOT_LIKELY, worth)
+
+
+def most_ghosts(largest: int) -> int:
+    """Ghosts that are remembered where the largest tier holds so many chunks."""
+    return min(GHOSTS * largest, max(largest, MOST_GHOSTS))
+
+
+def _cut(offer: Offer, stop: int, reason: str) -> Decision:
+    return Decision(Answer.ADMIT if stop > offer.start else Answer.REJECT, stop, reason)
+
+
+def _pace_s(now: Records) -> float:
+    return float(now["gaps_s"] / now["gaps"]) if now["gaps"] >= 32 else 0.0

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteriaList
 
+from ..admission.base import Boundary
 from ..kernels import gather, scatter
 from ..tiers.base import Key, Tier
 from ..tiers.config import StoreConfig
@@ -78,12 +79,16 @@ class CachedModel:
         self._follow_model()
         tokens = _as_int32(input_ids)
         keys = chunk_keys(tokens, self._namespace, salt=salt)
-        self.store.observe(keys)
+        self.store.observe(keys, len(tokens))
         # What was written down meanwhile gives its slots back before a load needs them.
         self.store.poll()
         cache, by_tier = self._restore(tokens, keys, salt)
         first_token = FirstToken(each_step=self.store.poll)
+        prefill_s = time.perf_counter()
         output = self._run(input_ids, cache, first_token, arguments)
+        if first_token.at_s:
+            computed = len(tokens) - by_tier.total()
+            self.store.observe_prefill(computed, first_token.at_s - prefill_s)
         sequence = output if isinstance(output, torch.Tensor) else output.sequences
         if not self._watch.changed():  # else part of the KV is another model's
             self._keep(_as_int32(sequence)[: cache.get_seq_length()], keys, cache, salt)
@@ -184,9 +189,11 @@ class CachedModel:
         self, tokens: Tokens, keys: list[Key], cache: DynamicCache, salt: str | bytes | None
     ) -> None:
         """Insert `tokens`, all of which `cache` holds, in the tree and offer them to the store."""
-        self._offer(extend_keys(keys, tokens, self._namespace, salt=salt), cache)
+        chain = extend_keys(keys, tokens, self._namespace, salt=salt)
+        self._offer(chain, cache)
         with self._pinned_match(tokens, salt) as match:
-            slots = self._reserve(len(tokens) - match.num_tokens)
+            admitted = self._admitted(len(tokens), match.num_tokens, chain)
+            slots = self._reserve(admitted - match.num_tokens)
             try:
                 self._fill(slots, cache, match.num_tokens)
             except BaseException:
@@ -194,6 +201,15 @@ class CachedModel:
                 raise
             stop = match.num_tokens + len(slots)
             self.tree.insert(tokens[:stop], np.concatenate([match.slots, slots]), extra=salt)
+
+    def _admitted(self, num_tokens: int, num_held: int, chain: list[Key]) -> int:
+        """How many of num_tokens may be in the tree, which holds num_held. Where not all fit, so
+        that others must go, admission decides chunk by chunk; the store has the rest."""
+        if num_tokens - num_held <= self.pool.num_free:
+            return num_tokens
+        start, free_chunks = num_held // self._step, self.pool.num_free // self._step
+        stop = self.store.admits(Boundary.INTO_HBM, chain, start, free_chunks)
+        return num_tokens if stop == len(chain) else max(num_held, stop * self._step)
 
     def _offer(self, keys: list[Key], cache: DynamicCache) -> None:
         job = self.store.prepare_store(keys)

@@ -49,18 +49,19 @@ class DiskAccount:
 
     @property
     def room_may_come(self) -> bool:
-        """Whether jobs under way may set bytes free."""
-        return bool(self._dropped) or not self._ledger.idle
+        """Whether bytes come free that no chunk has to make room for."""
+        return bool(self._dropped)
 
-    def make_room(self, need_bytes: int) -> list[FileRef] | None:
-        """Victims whose bytes, with what is free, hold need_bytes; already unreachable.
+    def make_room(self, need_bytes: int, worth: float | None = None) -> list[FileRef] | None:
+        """Victims whose bytes, with what is free, hold need_bytes; already unreachable. Of ours,
+        with a worth, only what is worth less.
 
         None when that cannot be had; victims found by then are deleted all the same.
         """
         victims: list[FileRef] = []
         freed_bytes = 0
         while self.used_bytes + max(need_bytes, freed_bytes) > self.budget_bytes:
-            victim = self._evict()
+            victim = self._evict(worth)
             if victim is None:
                 self._ledger.delete(victims)
                 return None
@@ -83,11 +84,11 @@ class DiskAccount:
         self._ledger.check_integrity()
         assert self.resident_bytes <= self.budget_bytes  # what was trimmed is still being deleted
 
-    def _evict(self) -> FileRef | None:
+    def _evict(self, worth: float | None = None) -> FileRef | None:
         """Take the victim that was unused for longest out of memory; its file is the caller's."""
         candidates: list[tuple[float, Key, Shelf]] = []
         for shelf in (self.foreign, self.own):
-            key = shelf.order.victim(self._is_busy)
+            key = shelf.order.victim(self._is_busy, worth)
             row = None if key is None else shelf.table.row(key)
             if key is not None and row is not None:
                 candidates.append((shelf.table.last_use_s[row], key, shelf))

@@ -8,14 +8,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ..admission.base import Chain, Key, Tier
 
 if TYPE_CHECKING:
     from .dram import DramChunk
 
-__all__ = ["BesideJob", "ChainJob", "Key", "Load", "LoadState", "Lookup", "StoreJob", "Tier"]
+__all__ = [
+    "BesideJob",
+    "ChainJob",
+    "Key",
+    "Load",
+    "LoadState",
+    "Lookup",
+    "StoreJob",
+    "Tier",
+    "WriteDown",
+]
+
+WriteDown = Literal["late", "eager"]
+"""When chunks in DRAM are written to NVMe: before they would be evicted, or once complete."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from ..admission.base import Key
 from .base import BesideJob
 from .cold import ColdTiers
 from .dram import ChunkState, DramChunk
-from .storing import DRAM_IS_FULL, only_in_dram, reserve, settle
+from .storing import DRAM_IS_FULL, only_in_dram, settle
 
 NO_ANCHOR = "the chunk it hangs from is not here"
 
@@ -31,14 +31,19 @@ class Beside:
     def complete(self, job: BesideJob, success: bool) -> None:
         cold = self._cold
         settle(cold, job, success)
-        if not cold.nvme.present:
-            return
+        if cold.write_down == "eager":
+            self._write_down(job)
+        elif cold.write_down == "late":
+            cold.cleaner.begin()
+        cold.nvme.submit()
+
+    def _write_down(self, job: BesideJob) -> None:
+        cold = self._cold
         for anchor, chunk in zip(job.anchors, cold.dram.find(job.keys), strict=True):
             unbacked = chunk is not None and chunk.state is ChunkState.UNBACKED
             if chunk is not None and unbacked and cold.flusher.takes(anchor):
                 cold.flusher.add(chunk)
         cold.flusher.run()
-        cold.nvme.submit()
 
     def _reserve(self, job: BesideJob) -> dict[int, DramChunk]:
         """Slots for the keys that are not here, by index; says in the job why some have none."""
@@ -48,10 +53,12 @@ class Beside:
                 continue
             chunk, why_not = None, NO_ANCHOR
             if cold.expects(anchor):
-                chunk, why_not = reserve(cold, key, anchor, cold.layout.chunk_tokens), DRAM_IS_FULL
+                chunk = cold.reserve(key, anchor, cold.layout.chunk_tokens, ChunkState.WRITING)
+                why_not = DRAM_IS_FULL
             if chunk is not None:
+                chunk.beside = True
                 chunks[index] = chunk
             else:
                 job.why_not = why_not
-                cold.why_not.record(key, why_not)
+                cold.why_not.record([key], why_not)
         return chunks

@@ -5,6 +5,7 @@
     root/tmp/        files being written; swept when a store opens
     root/dropped/    namespace folders out of reach, being deleted
     root/weights.json   digests of weight files that an engine's connector remembers
+    root/admission.bin  what admission learned
 
     file = header (4 KiB) | stored bytes | zeros up to the file's size
     header = fields | xxh3-128 of the stored bytes | zeros | xxh3-128 of all of that
@@ -34,6 +35,7 @@ ALIGN_BYTES = 4096
 """O_DIRECT wants offsets, lengths and addresses in multiples of it."""
 
 WEIGHTS = "weights.json"
+ADMISSION = "admission.bin"
 CHUNKS, TMP, DROPPED, INDEX, LOCK, FORMAT = (
     "chunks",
     "tmp",

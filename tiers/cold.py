@@ -1,32 +1,43 @@
-"""The cold tiers taken together: what a chain has in either, and who may cross into which."""
+"""The cold tiers taken together: what a chain has in either, and room for more of it."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ..admission.base import AdmissionPolicy, Answer, Boundary, Chain, Key, Offer, Tier
+from ..admission.base import AdmissionPolicy, Chain, Key, Tier
 from .arena import SharedArena
-from .chunk_file import file_bytes
-from .dram import DramTier
+from .base import WriteDown
+from .cleaner import Cleaner
+from .dram import ChunkState, DramChunk, DramTier
 from .events import EventLog
 from .flusher import Flusher
 from .history import WhyNot
-from .io.base import Codec
 from .layout import KVLayout
+from .learning import Learning
+from .load_times import LoadTimes
 from .metrics import Metrics
 from .noop import NoNvme
 from .nvme import NvmeTier
+from .offers import Offers
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ColdTiers:
-    """What an open store is made of; opening.py builds it."""
+    """What an open store is made of; opening.py builds it.
+
+    write_down: None without NVMe.
+    """
 
     layout: KVLayout
     policy: AdmissionPolicy
     arena: SharedArena
     dram: DramTier
     nvme: NvmeTier | NoNvme
+    write_down: WriteDown | None
+    offers: Offers
+    learning: Learning
+    load_times: LoadTimes
     flusher: Flusher
+    cleaner: Cleaner
     why_not: WhyNot
     metrics: Metrics
     events: EventLog
@@ -62,20 +73,23 @@ class ColdTiers:
         self.dram.touch(chain, stop)
         self.nvme.touch(chain, stop, hits=hits)
 
-    def admitted(self, boundary: Boundary, chain: Chain, start: int) -> int:
-        """How far the policy lets chain[start:] cross; what it refuses is counted."""
-        chunk_bytes, free_chunks = self.layout.chunk_bytes, self.dram.free_slots
-        if boundary is Boundary.ONTO_NVME:
-            chunk_bytes = file_bytes(chunk_bytes, Codec.RAW)
-            free_chunks = self.nvme.free_bytes // chunk_bytes
-        write_bytes = (len(chain) - start) * chunk_bytes
-        decision = self.policy.decide(Offer(boundary, chain, start, write_bytes, free_chunks))
-        stop = max(start, min(decision.stop, len(chain)))
-        if decision.answer is not Answer.ADMIT:
-            stop = start
-        if stop < len(chain):
-            self.metrics.refusals[f"{boundary}: {decision.reason}"] += len(chain) - stop
-        return stop
+    def reserve(
+        self,
+        key: Key,
+        parent: Key | None,
+        num_tokens: int,
+        state: ChunkState,
+        worth: float | None = None,
+    ) -> DramChunk | None:
+        """A slot in DRAM; None when it is full of what must stay or, with a worth, of what is worth
+        as much. Never waits for a write: what is to be written first is no room."""
+        chunk = self.dram.reserve(key, parent, num_tokens, state, worth)
+        while chunk is None and self.cleaner.decide_one():
+            chunk = self.dram.reserve(key, parent, num_tokens, state, worth)
+        if chunk is None and not self.nvme.io_alive:
+            self.flusher.give_up()  # DRAM goes on alone
+            chunk = self.dram.reserve(key, parent, num_tokens, state, worth)
+        return chunk
 
     def why_ends(self, chain: Chain, stop: int) -> str:
         """Why chain[stop] cannot be read now; empty at the end of the chain."""

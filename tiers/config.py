@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from ..admission.always import Always
 from ..admission.base import AdmissionPolicy
+from .base import WriteDown
 from .io.base import Codec
 
 IoKind = Literal["process", "threads"]
@@ -34,6 +35,11 @@ class StoreConfig:
     io_lanes: reads and writes under way at once, 1 to 64.
     codec: "raw", or "zstd" for Zstandard over byte planes: smaller files, much slower.
     admission: makes the policy that decides what may live where; a class or any factory.
+    write_down: "late" writes a chunk to NVMe when admission holds it worth that, ahead of its
+        eviction from DRAM and at close(); "eager" every admitted chunk as soon as it is complete.
+    trace_path: file that records what requests ask for, as hashes, for `rootcellar tune`; with a
+        second one beside it, <name>.1. None records nothing.
+    trace_bytes: the most that both may take on disk.
     load_timeout_s: a load not in DRAM by then is cut short, and the engine recomputes the rest.
     """
 
@@ -45,6 +51,9 @@ class StoreConfig:
     io_lanes: int = 4
     codec: CodecName = "raw"
     admission: Callable[[], AdmissionPolicy] = Always
+    write_down: WriteDown = "late"
+    trace_path: str | Path | None = None
+    trace_bytes: int | str = "256MiB"
     load_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
@@ -56,10 +65,12 @@ class StoreConfig:
             raise ValueError(f"nvme_bytes is {self.nvme_bytes}, must be at least one chunk file")
         _one_of("io", self.io, get_args(IoKind))
         _one_of("codec", self.codec, get_args(CodecName))
+        _one_of("write_down", self.write_down, get_args(WriteDown))
         if type(self.io_lanes) is not int or not 1 <= self.io_lanes <= 64:
             raise ValueError(f"io_lanes is {self.io_lanes!r}, must be a whole number from 1 to 64")
         if not self.load_timeout_s > 0:
             raise ValueError(f"load_timeout_s is {self.load_timeout_s!r}, must be above 0")
+        parse_bytes("trace_bytes", self.trace_bytes)
         if not callable(self.admission):
             raise TypeError(f"admission is {self.admission!r}, must make an AdmissionPolicy")
 
@@ -70,6 +81,10 @@ class StoreConfig:
     @property
     def nvme_size(self) -> int:
         return parse_bytes("nvme_bytes", self.nvme_bytes)
+
+    @property
+    def trace_size(self) -> int:
+        return parse_bytes("trace_bytes", self.trace_bytes)
 
 
 def parse_bytes(name: str, value: int | str) -> int:

@@ -2,19 +2,21 @@
 
 A slot's life:
 
-    free -> WRITING (an engine fills it) ------> DIRTY -> FLUSHING -> CLEAN -> free
-         -> READING (the IO side fills it) -> CLEAN            \\-> UNBACKED -> free
+    free -> WRITING (an engine fills it) -> UNDECIDED -> DIRTY -> FLUSHING -> CLEAN -> free
+         -> READING (the IO side fills it) -> CLEAN  \\-> UNBACKED -> free
 
-Readers pin a chunk; a pinned, unwritten or not yet flushed chunk is never evicted.
+Readers pin a chunk; one that is pinned, unwritten, or whose write to NVMe is to be decided or under
+way is never evicted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import takewhile
 
 from ..admission.base import Chain, EvictionOrder, Key, Tier
 from .arena import SharedArena
+from .base import WriteDown
 from .events import EventLog
 from .history import WhyNot
 from .metrics import Metrics
@@ -23,14 +25,16 @@ from .metrics import Metrics
 class ChunkState(IntEnum):
     WRITING = 0
     READING = 1
-    DIRTY = 2
+    UNDECIDED = 2
+    """Readable; NVMe does not have it, and nobody decided yet whether it shall."""
+    DIRTY = 3
     """Readable; waits for its write to NVMe."""
-    FLUSHING = 3
+    FLUSHING = 4
     """Readable; the IO side reads its slot."""
-    CLEAN = 4
+    CLEAN = 5
     """Readable; NVMe has it too, so evicting it costs nothing."""
-    UNBACKED = 5
-    """Readable; NVMe does not have it, so evicting it forgets it."""
+    UNBACKED = 6
+    """Readable; NVMe does not have it and will not, so evicting it forgets it."""
 
 
 _EVICTABLE = (ChunkState.CLEAN, ChunkState.UNBACKED)
@@ -54,6 +58,13 @@ class DramChunk:
     """No longer to be found by its key; the slot is free once nobody uses it."""
     promoted: bool = False
     """It stayed after a load that read it from NVMe, and served none since."""
+    beside: bool = False
+    """It hangs beside a chunk of a chain, its parent, and is not of the chain itself."""
+
+    @property
+    def listed(self) -> bool:
+        """Whether it is in the eviction order."""
+        return not self.staged and not self.detached
 
     @property
     def in_use(self) -> bool:
@@ -62,7 +73,11 @@ class DramChunk:
 
 
 class DramTier:
-    """Keys to slots. Every method is for the engine's thread and does no IO."""
+    """Keys to slots. Every method is for the engine's thread and does no IO.
+
+    write_down: "late" when somebody decides on what is only here before it is evicted, and again
+    when it was used since.
+    """
 
     def __init__(
         self,
@@ -71,9 +86,13 @@ class DramTier:
         why_not: WhyNot,
         metrics: Metrics,
         events: EventLog,
+        write_down: WriteDown = "eager",
     ) -> None:
         self.num_pinned = 0
         """Slots with at least one pin."""
+        self._late = write_down == "late"
+        self.unwritten = ChunkState.UNDECIDED if self._late else ChunkState.UNBACKED
+        """What a readable chunk is that NVMe does not have."""
         self._arena = arena
         self._order = order
         self._why_not = why_not
@@ -85,6 +104,8 @@ class DramTier:
         self._freed: list[int] = []
         self._next_fresh = 0  # slots from here on were never used
         self._nothing_to_evict = False  # until a chunk is done with
+        self._num_listed = [0] * len(ChunkState)  # by state; of those from UNDECIDED on
+        self._worthless: set[Key] = set()  # UNBACKED, when that can be decided again
 
     # What is here ----------------------------------------------------------------------------
 
@@ -121,20 +142,46 @@ class DramTier:
         """Slots that can be had without evicting; only memory that was touched already counts."""
         return len(self._freed) + max(0, self._arena.touched_slots - self._next_fresh)
 
+    @property
+    def ready_slots(self) -> int:
+        """Slots that are free, or that an eviction frees at once or when a write is done."""
+        arena = self._arena
+        usable = arena.num_slots if arena.growing else arena.touched_slots
+        return usable - len(self) + sum(self._num_listed[ChunkState.DIRTY :])
+
+    @property
+    def num_undecided(self) -> int:
+        return self._num_listed[ChunkState.UNDECIDED]
+
+    @property
+    def num_evictable(self) -> int:
+        """Chunks that could be evicted if no reader pinned them and nothing hung from them."""
+        return sum(self._num_listed[state] for state in _EVICTABLE)
+
     def touch(self, chain: Chain, stop: int) -> None:
+        """A request used chain[:stop]: what NVMe refused of it is undecided again."""
         self._order.touch(chain, stop)
+        if self._worthless:
+            for key in self._worthless.intersection(chain[:stop]):
+                self._become(self._chunks[key], ChunkState.UNDECIDED)
 
     # Coming ----------------------------------------------------------------------------------
 
     def reserve(
-        self, key: Key, parent: Key | None, num_tokens: int, state: ChunkState
+        self,
+        key: Key,
+        parent: Key | None,
+        num_tokens: int,
+        state: ChunkState,
+        worth: float | None = None,
     ) -> DramChunk | None:
-        """A slot for `key`, evicting if need be; None when everything is in use.
+        """A slot for `key`, evicting if need be; None when everything is in use, or, with a worth,
+        worth as much.
 
         A READING chunk is staged: it joins the eviction order when it is admitted.
         """
         assert key not in self._chunks
-        slot = self._take_slot()
+        slot = self._take_slot(worth)
         if slot is None:
             return None
         chunk = DramChunk(key, parent, slot, num_tokens, state)
@@ -149,8 +196,10 @@ class DramTier:
     def admit(self, chunk: DramChunk) -> None:
         """A staged chunk stays after its loads are done."""
         if chunk.staged and not chunk.detached:
+            assert chunk.readable
             chunk.staged = False
             chunk.promoted = True
+            self._num_listed[chunk.state] += 1
             self._order.add(chunk.key, chunk.parent)
             self._events.stored(Tier.DRAM, chunk.key)
             self._nothing_to_evict = False
@@ -160,15 +209,41 @@ class DramTier:
         detached."""
         if chunk.state is ChunkState.WRITING and not chunk.detached:
             self._events.stored(Tier.DRAM, chunk.key)
-        chunk.state = state
+        self._become(chunk, state)
         chunk.readable = True
         if not chunk.detached:
             self._readable[chunk.key] = chunk
-        self._nothing_to_evict = False
         self._free_if_done(chunk)
 
-    def unback(self, key: Key) -> bool:
-        """NVMe no longer has `key`; whether it is here all the same.
+    def candidate(self, but: Container[Key]) -> DramChunk | None:
+        """The next chunk to be evicted among those UNDECIDED, not pinned and not in `but`."""
+        chunks = self._chunks
+
+        def passed_over(key: Key) -> bool:
+            chunk = chunks[key]
+            return chunk.state is not ChunkState.UNDECIDED or chunk.pins > 0 or key in but
+
+        key = self._order.victim(passed_over) if self.num_undecided else None
+        return None if key is None else chunks[key]
+
+    def undecided(self) -> list[DramChunk]:
+        """All of them, those reserved last first."""
+        undecided = ChunkState.UNDECIDED
+        if not self.num_undecided:
+            return []
+        return [c for c in reversed(self._chunks.values()) if c.listed and c.state is undecided]
+
+    def queue(self, chunk: DramChunk) -> None:
+        """It is to be written to NVMe."""
+        assert chunk.state in (ChunkState.UNDECIDED, ChunkState.UNBACKED)
+        self._become(chunk, ChunkState.DIRTY)
+
+    def flushing(self, chunk: DramChunk) -> None:
+        """The IO side reads its slot from now on, until settle()."""
+        self._become(chunk, ChunkState.FLUSHING)
+
+    def unback(self, key: Key, state: ChunkState) -> bool:
+        """NVMe no longer has `key`, which is `state` now if it is here; whether it is.
 
         A staged chunk still serves the loads that pin it, but is not to be found any more.
         """
@@ -178,7 +253,7 @@ class DramTier:
                 self.detach(chunk)
             return False
         if chunk.state is ChunkState.CLEAN:
-            chunk.state = ChunkState.UNBACKED
+            self._become(chunk, state)
         return True
 
     # Readers ---------------------------------------------------------------------------------
@@ -205,11 +280,16 @@ class DramTier:
         """Make a chunk unreachable now; its slot comes free when nobody uses it any more."""
         if chunk.detached:
             return
+        listed = chunk.readable and not chunk.staged
+        if listed:
+            self._num_listed[chunk.state] -= 1
+            if self._worthless:
+                self._worthless.discard(chunk.key)
         chunk.detached = True
         del self._chunks[chunk.key]
         self._readable.pop(chunk.key, None)
         self._order.discard(chunk.key)
-        if chunk.readable and not chunk.staged:
+        if listed:
             self._events.removed(Tier.DRAM, chunk.key)
         self._metrics.wasted_promotions += chunk.promoted
         self._nothing_to_evict = False
@@ -236,38 +316,57 @@ class DramTier:
             assert chunk.detached or self._chunks[chunk.key] is chunk
             assert not chunk.detached or chunk.in_use, "a detached chunk nobody uses holds a slot"
             assert not chunk.staged or chunk.in_use, "a staged chunk nobody uses holds a slot"
-            listed = chunk.key in self._order and self._chunks.get(chunk.key) is chunk
-            assert listed == (not chunk.staged and not chunk.detached)
-            assert chunk.readable == (chunk.state >= ChunkState.DIRTY)
+            in_order = chunk.key in self._order and self._chunks.get(chunk.key) is chunk
+            assert in_order == chunk.listed
+            assert chunk.readable == (chunk.state >= ChunkState.UNDECIDED)
         assert self.num_pinned == sum(chunk.pins > 0 for chunk in used)
+        listed = [chunk for chunk in used if chunk.listed and chunk.readable]
+        states = [chunk.state for chunk in listed]
+        assert self._num_listed == [states.count(state) for state in ChunkState]
+        unbacked = {chunk.key for chunk in listed if chunk.state is ChunkState.UNBACKED}
+        assert self._worthless == (unbacked if self._late else set())
         readable = {key: chunk for key, chunk in self._chunks.items() if chunk.readable}
         assert self._readable == readable
         assert len(self._chunks) == sum(not chunk.detached for chunk in used)
 
-    def _take_slot(self) -> int | None:
+    def _take_slot(self, worth: float | None) -> int | None:
         freed = self._freed
         if freed:
             return freed.pop()
         if self._next_fresh < self._arena.touched_slots:
             self._next_fresh += 1
             return self._next_fresh - 1
-        self._evict()
+        self._evict(worth)
         return freed.pop() if freed else None
 
-    def _evict(self) -> None:
+    def _evict(self, worth: float | None) -> None:
         if self._nothing_to_evict:
             return
-        key = self._order.victim(self._busy)
-        self._nothing_to_evict = key is None
-        if key is not None:
-            chunk = self._chunks[key]
-            self.detach(chunk)
-            if chunk.state is ChunkState.UNBACKED:
-                self._why_not.record(key, "evicted from dram")
+        key = self._order.victim(self._busy, worth)
+        if key is None:
+            self._nothing_to_evict = worth is None
+            return
+        chunk = self._chunks[key]
+        self.detach(chunk)
+        if chunk.state is ChunkState.UNBACKED:
+            self._why_not.evicted(key, Tier.DRAM)
 
     def _busy(self, key: Key) -> bool:
         chunk = self._chunks[key]
         return chunk.pins > 0 or chunk.state not in _EVICTABLE
+
+    def _become(self, chunk: DramChunk, state: ChunkState) -> None:
+        """Every change of state, so that what can be evicted is always counted."""
+        if not (chunk.staged or chunk.detached):
+            self._num_listed[chunk.state] -= chunk.readable
+            self._num_listed[state] += 1
+            if self._late and state is ChunkState.UNBACKED:
+                self._worthless.add(chunk.key)
+            elif self._worthless:
+                self._worthless.discard(chunk.key)
+        chunk.state = state
+        if state >= ChunkState.CLEAN:
+            self._nothing_to_evict = False
 
     def _free_if_done(self, chunk: DramChunk) -> None:
         if chunk.in_use or not (chunk.detached or chunk.staged):

@@ -8,6 +8,7 @@ from .base import Load, LoadState
 from .cold import ColdTiers
 from .dram import ChunkState, DramChunk
 from .io.base import Status
+from .load_times import NOT_WORTH_LOADING
 from .loads import LoadBook
 from .nvme import ReadDone
 
@@ -26,15 +27,19 @@ class Loading:
 
     def prepare(self, chain: Chain, start: int) -> Load:
         cold = self._cold
-        tiers = cold.run(chain, start)
+        found = cold.run(chain, start)
+        tiers = found[: cold.load_times.take(chain, start, found)]
         stop = start + len(tiers)
         load = Load(chain, start, stop, tuple(tiers), time.monotonic() + self._timeout_s)
-        load.why_not = cold.why_ends(chain, stop)
+        cut = len(tiers) < len(found)
+        load.why_not = NOT_WORTH_LOADING if cut else cold.why_ends(chain, stop)
         here = list(cold.dram.find(chain[start:stop]))
         pinned = list(filter(None, here))
         cold.dram.pin(*pinned)  # before anything is staged: making room must evict none of these
         if Tier.NVME in tiers:
-            self._read(load, here)
+            below = [key for key, chunk in zip(chain[start:stop], here, strict=True) if not chunk]
+            with cold.nvme.kept(below):
+                self._read(load, here)
         else:
             load.chunks = pinned
         self._loads.open(load)
@@ -55,14 +60,18 @@ class Loading:
         chunk = dram.at(done.slot)
         if done.status is Status.OK:
             dram.settle(chunk, ChunkState.CLEAN)
-            self._loads.arrived(done.slot)
+            for load in self._loads.arrived(done.slot):
+                self._cold.load_times.observe_load(load, time.monotonic())
             return
         self._loads.failed(done.slot, done.status.name.lower())
         dram.detach(chunk)
         dram.settle(chunk, ChunkState.UNBACKED)
 
     def expire(self) -> None:
-        self._cold.metrics.late_loads += self._loads.expire(time.monotonic())
+        now_s = time.monotonic()
+        for load in self._loads.expire(now_s):
+            self._cold.metrics.late_loads += 1
+            self._cold.load_times.observe_load(load, now_s)
 
     def cut_all(self, why: str) -> None:
         self._loads.cut_all(why)
@@ -72,10 +81,10 @@ class Loading:
         for index, chunk in enumerate(here, load.start):
             if index >= load.stop:
                 break
-            pinned = chunk or self._stage(load.keys[index])
+            pinned = chunk or self._stage(load, index)
             while pinned is None and load.stop > index + 1:
                 self._shorten(load, here[load.stop - 1 - load.start])
-                pinned = self._stage(load.keys[index])
+                pinned = self._stage(load, index)
             if pinned is None:
                 load.stop, load.why_not = index, NO_ROOM
             else:
@@ -83,13 +92,14 @@ class Loading:
         load.missing = {i for i, chunk in enumerate(load.chunks, load.start) if not chunk.readable}
         self._cold.nvme.submit()
 
-    def _stage(self, key: Key) -> DramChunk | None:
+    def _stage(self, load: Load, index: int) -> DramChunk | None:
         """A pinned slot with a read into it under way."""
-        dram, nvme = self._cold.dram, self._cold.nvme
+        dram, nvme, key = self._cold.dram, self._cold.nvme, load.keys[index]
         num_tokens, parent = nvme.describe(key)
-        chunk = dram.reserve(key, parent, num_tokens, ChunkState.READING)
+        chunk = self._cold.reserve(key, parent, num_tokens, ChunkState.READING)
         if chunk is None:
             return None
+        chunk.beside = index == 0 and parent is not None  # a chain's head hangs from nothing
         if not nvme.plan_read(key, chunk.slot):
             dram.detach(chunk)
             dram.settle(chunk, ChunkState.UNBACKED)  # free again
@@ -121,7 +131,8 @@ class Loading:
         """How far the run from its first staged chunk on may stay in DRAM."""
         anchor = _anchor(load)
         if anchor is None:
-            return self._cold.admitted(Boundary.NVME_TO_DRAM, load.keys[: load.stop], first)
+            chain = load.keys[: load.stop]
+            return self._cold.offers.ask(Boundary.NVME_TO_DRAM, chain, first).stop
         above = self._cold.dram.get(anchor)
         return first if above is None or above.staged else load.stop
 

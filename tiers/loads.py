@@ -16,18 +16,21 @@ class LoadBook:
             self._waiting.setdefault(slot, []).append((load, index))
         _ready_if_complete(load)
 
-    def arrived(self, slot: int) -> None:
+    def arrived(self, slot: int) -> list[Load]:
+        """Returns the loads that are READY now, since the last of their reads came."""
+        waiting = [load for load, _ in self._waiting.get(slot, []) if load.missing]
         for load, index in self._waiting.pop(slot, []):
             load.missing.discard(index)
             _ready_if_complete(load)
+        return [load for load in waiting if load.state is LoadState.READY]
 
     def failed(self, slot: int, why: str) -> None:
         for load, index in self._waiting.pop(slot, []):
             if index in load.missing:
                 _cut(load, index, why)
 
-    def expire(self, now_s: float) -> int:
-        """Cut the loads whose deadline is past; returns how many."""
+    def expire(self, now_s: float) -> list[Load]:
+        """Cut the loads whose deadline is past; returns those."""
         late = [
             load
             for load in self._open.values()
@@ -35,7 +38,7 @@ class LoadBook:
         ]
         for load in late:
             _cut(load, min(load.missing), "not read in time")
-        return len(late)
+        return late
 
     def cut_all(self, why: str) -> None:
         for load in self._open.values():

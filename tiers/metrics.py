@@ -4,7 +4,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..admission.base import Tier
+from ..admission.base import Boundary, Tier
+
+MAX_REASONS = 256
 
 
 @dataclass(slots=True)
@@ -22,6 +24,14 @@ class Metrics:
     late_loads: int = 0
     refusals: Counter[str] = field(default_factory=Counter[str])
     """Chunks refused, by boundary and reason."""
+
+    def refuse(self, boundary: Boundary, why: str, num_chunks: int) -> None:
+        """Reasons may hold numbers: past MAX_REASONS, new ones count together."""
+        if num_chunks:
+            reason = f"{boundary}: {why}"
+            if reason not in self.refusals and len(self.refusals) >= MAX_REASONS:
+                reason = f"{boundary}: other"
+            self.refusals[reason] += num_chunks
 
     def snapshot(self) -> dict[str, Any]:
         """As plain numbers and dicts, ready for JSON."""

@@ -1,6 +1,7 @@
 """The tier below DRAM when there is none: holds nothing, accepts nothing, is always idle."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 from ..admission.base import Chain, EvictionOrder, Key
@@ -32,8 +33,14 @@ class NoNvme:
     def plan_read(self, key: Key, slot: int) -> bool:
         return False
 
-    def plan_write(self, chunk: DramChunk, payload_bytes: int) -> Planned:
+    def plan_write(
+        self, chunk: DramChunk, payload_bytes: int, worth: float | None = None
+    ) -> Planned:
         return Planned.NO
+
+    @contextmanager
+    def kept(self, keys: Sequence[Key]) -> Iterator[None]:
+        yield
 
     def submit(self) -> None:
         pass

@@ -7,7 +7,8 @@ poll().
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Any
 from ..admission.base import Chain, EvictionOrder, Key, Tier
 from .account import DiskAccount
 from .chunk_file import CHUNKS, TRANSIENT, file_bytes, folder_name
-from .dram import DramChunk, DramTier
+from .dram import ChunkState, DramChunk, DramTier
 from .dropped import DroppedFolders
 from .events import EventLog
 from .history import WhyNot
@@ -180,8 +181,11 @@ class NvmeTier:
         self._ledger.queue(lambda job_id: ReadJob(job_id, self._own.table.meta(key), slot))
         return True
 
-    def plan_write(self, chunk: DramChunk, payload_bytes: int) -> Planned:
-        """Write a chunk from its slot, evicting to make room. Its parent must be expected here."""
+    def plan_write(
+        self, chunk: DramChunk, payload_bytes: int, worth: float | None = None
+    ) -> Planned:
+        """Write a chunk from its slot, evicting to make room, with a worth only what is worth
+        less. Its parent must be expected here."""
         changing = self._ledger.is_changing(self._generation, chunk.key)
         if changing or not self._ledger.has_room:
             return Planned.LATER
@@ -197,7 +201,7 @@ class NvmeTier:
         )
         need_bytes = file_bytes(payload_bytes, Codec.RAW)
         self._own.expect(meta, need_bytes)
-        victims = self._account.make_room(need_bytes)
+        victims = self._account.make_room(need_bytes, worth)
         if victims is None:
             self._own.discard(chunk.key)
             return Planned.LATER if self._account.room_may_come else Planned.NO
@@ -206,6 +210,15 @@ class NvmeTier:
             lambda job_id: WriteJob(job_id, meta, chunk.slot, tuple(victims)), charge
         )
         return Planned.YES
+
+    @contextmanager
+    def kept(self, keys: Sequence[Key]) -> Iterator[None]:
+        """Chunks that are about to be read stay, whatever is evicted inside the block."""
+        for key in keys:
+            self._reading[key] = self._reading.get(key, 0) + 1
+        yield
+        for key in keys:
+            self._is_read(key)
 
     def submit(self) -> None:
         """Hand everything planned to the IO side, in one call."""
@@ -279,27 +292,32 @@ class NvmeTier:
 
     def _evicted(self, key: Key) -> None:
         self._events.removed(Tier.NVME, key)
-        self._lost(key, "evicted from nvme")
+        if not self._dram.unback(key, ChunkState.UNBACKED):  # worth least there a moment ago
+            self._why_not.evicted(key, Tier.NVME)
+            self._dram.detach_below(key)
 
     def _lost(self, key: Key, why: str) -> None:
         """Unless DRAM has it, `key` is nowhere now, and nothing may hang from it."""
-        if not self._dram.unback(key):
-            self._why_not.record(key, why)
+        if not self._dram.unback(key, self._dram.unwritten):
+            self._why_not.record([key], why)
             self._dram.detach_below(key)
 
     # Applying --------------------------------------------------------------------------------
 
     def _read_done(self, job: ReadJob, done: Completion) -> ReadDone:
         key = job.meta.key
-        self._reading[key] -= 1
-        if not self._reading[key]:
-            del self._reading[key]
+        self._is_read(key)
         if done.status not in (Status.OK, Status.UNAVAILABLE):
             self.corrupt_chunks += 1
             _log.warning("chunk %s on disk is bad (%s): dropped", key.hex(), done.status.name)
             if job.meta.generation == self._generation:
                 self.drop(key, f"{done.status.name.lower()} on disk")
         return ReadDone(job.slot, done.status)
+
+    def _is_read(self, key: Key) -> None:
+        self._reading[key] -= 1
+        if not self._reading[key]:
+            del self._reading[key]
 
     def _write_done(self, job: WriteJob, done: Completion) -> WriteDone:
         key = job.meta.key

@@ -4,6 +4,7 @@ All of it runs on the caller's thread; nothing but the helpers under "Blocking" 
 refusal, a full tier, a dead disk and a corrupt chunk are results; only wrong arguments raise.
 """
 
+import itertools
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -11,19 +12,20 @@ from typing import Any, Self
 
 import torch
 
-from ..admission.base import Key, Tier
+from ..admission.base import Boundary, Key, Tier
 from .arena import ArenaAddress
 from .base import BesideJob, ChainJob, Load, LoadState, Lookup, StoreJob
 from .beside import Beside
 from .chain import CheckedChain, check_keys
 from .config import StoreConfig
-from .dram import ChunkState
 from .errors import StoreClosedError
 from .events import ChunkEvent
 from .layout import Namespace
+from .load_times import NOT_WORTH_LOADING
 from .loading import NO_ROOM, Loading
 from .nvme import ReadDone
 from .opening import open_tiers
+from .overview import check_integrity, snapshot, tell_all
 from .storing import DRAM_IS_FULL, Storing
 from .tensors import SlotTensors
 
@@ -49,21 +51,39 @@ class TieredStore:
 
     # What is here ----------------------------------------------------------------------------
 
-    def observe(self, keys: Sequence[Key]) -> None:
-        """A request with this chain arrived: admission learns from it. Once per request; put()
-        does it by itself."""
-        self._cold.policy.observe(self._chain(keys), time.monotonic())
+    def observe(self, keys: Sequence[Key], num_tokens: int | None = None) -> None:
+        """A request with this chain arrived: admission learns from it, and the trace records it.
+        Once per request; put() does it by itself.
+
+        num_tokens: of its prompt, where that ends within a chunk that has no key.
+        """
+        self._cold.learning.observe(self._chain(keys), time.monotonic(), num_tokens)
+
+    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
+        """The engine computed num_tokens of one prompt in `seconds`: loads that would take longer
+        are cut from now on."""
+        self._open_or_raise()
+        self._cold.load_times.observe_prefill(num_tokens, seconds)
+
+    def admits(self, boundary: Boundary, keys: Sequence[Key], start: int, free_chunks: int) -> int:
+        """Up to which chunk admission lets keys[start:] cross a boundary of a tier that is the
+        caller's, where free_chunks fit without evicting any."""
+        chain = self._chain(keys)
+        start = _checked_start(start, chain)
+        return self._cold.offers.ask(boundary, chain, start, free_chunks).stop
 
     def lookup(self, keys: Sequence[Key], start: int = 0) -> Lookup:
-        """The longest run from chunk `start` on that can be loaded now. Changes nothing; no system
-        call."""
+        """The longest run from chunk `start` on that can be loaded now, and is worth it. Changes
+        nothing; no system call."""
         chain = self._chain(keys)
-        tiers = self._cold.run(chain, _checked_start(start, chain))
+        found = self._cold.run(chain, _checked_start(start, chain))
+        tiers = found[: self._cold.load_times.promise(chain, start, found)]
         stop = start + len(tiers)
         num_tokens = len(tiers) * self.layout.chunk_tokens
         if tiers:  # only the last chunk of a chain may be partial
             num_tokens += self._cold.num_tokens(chain[stop - 1]) - self.layout.chunk_tokens
-        why_not = self._cold.why_ends(chain, stop)
+        cut = len(tiers) < len(found)
+        why_not = NOT_WORTH_LOADING if cut else self._cold.why_ends(chain, stop)
         return Lookup(len(tiers), num_tokens, tuple(tiers), why_not)
 
     @property
@@ -164,8 +184,9 @@ class TieredStore:
         self.namespace = successor
         cold = self._cold
         self._loading.cut_all("the namespace was invalidated")
+        here = [chunk.key for chunk in cold.dram]
+        cold.why_not.change_namespace(itertools.chain(here, cold.nvme.readable_keys()))
         cold.dram.clear(cold.policy.order(Tier.DRAM))
-        cold.why_not.forget_all()
         cold.nvme.invalidate(cold.policy.order(Tier.NVME), successor.digest)
 
     def poll(self) -> None:
@@ -177,7 +198,9 @@ class TieredStore:
             else:
                 self._cold.flusher.apply(event)
         self._loading.expire()
+        self._cold.learning.save_if_due(time.monotonic())
         self._cold.flusher.run()
+        self._cold.cleaner.poll()
         self._cold.nvme.submit()
 
     # Blocking --------------------------------------------------------------------------------
@@ -198,8 +221,8 @@ class TieredStore:
         self.observe(chain)
         deadline_s = time.monotonic() + self._timeout_s
         while True:
-            pending = self._cold.flusher.pending
             job = self.prepare_store(chain, start, tail_tokens)
+            pending = self._cold.flusher.pending
             for index, view in zip(job.wanted, self.store_views(job), strict=True):
                 view.copy_(offered[index - start])
             self.complete_store(job)
@@ -217,17 +240,17 @@ class TieredStore:
         found: list[torch.Tensor] = []
         deadline_s = time.monotonic() + self._timeout_s
         while True:  # DRAM may be too small to hold the whole run at once
-            pending = self._cold.flusher.pending
             load = self.prepare_load(chain, start + len(found))
+            pending = self._cold.flusher.pending
             self.wait_load(load)
             views = self.load_views(load)
             found += [view.clone() for view in views]
             self.complete_load(load)
             if start + len(found) == len(chain):
                 return found
-            if not views and (
-                load.why_not != NO_ROOM or not self._wait_for_room(pending, deadline_s)
-            ):
+            if not views and load.why_not != NO_ROOM:
+                return found
+            if not views and not self._wait_for_room(pending, deadline_s):
                 return found
 
     def wait_load(self, load: Load) -> None:
@@ -238,13 +261,17 @@ class TieredStore:
             self.poll()
 
     def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until every admitted chunk is on NVMe; False when that took too long."""
-        deadline_s = time.monotonic() + timeout_s
+        """Wait until every chunk that admission lets onto NVMe is there; what it refuses stays in
+        DRAM until evicted. False when that took too long."""
+        cold, passed, deadline_s = self._cold, set[Key](), time.monotonic() + timeout_s
         self.poll()
-        while self._cold.flusher.pending or self._cold.nvme.jobs_in_flight:
+        while (
+            not cold.cleaner.decide_all(passed) or cold.flusher.pending or cold.nvme.jobs_in_flight
+        ):
             if time.monotonic() > deadline_s:
                 return False
-            self._cold.nvme.wait(0.01)
+            cold.nvme.submit()
+            cold.nvme.wait(0.01)
             self.poll()
         return True
 
@@ -278,13 +305,8 @@ class TieredStore:
         never believes in a chunk that is gone.
         """
         self._open_or_raise()
-        events = self._cold.events
-        events.start(max_events)
-        for chunk in self._cold.dram:
-            if chunk.readable and not chunk.staged:
-                events.stored(Tier.DRAM, chunk.key)
-        for key in self._cold.nvme.readable_keys():
-            events.stored(Tier.NVME, key)
+        self._cold.events.start(max_events)
+        tell_all(self._cold)
 
     def take_events(self) -> list[ChunkEvent]:
         """What came and went since the last call, oldest first; nothing before record_events().
@@ -303,39 +325,18 @@ class TieredStore:
 
     @property
     def busy(self) -> bool:
-        """Whether poll() has something to wait for: reads or writes that are under way or due."""
-        return bool(self._cold.flusher.pending or self._cold.nvme.jobs_in_flight)
+        """Whether poll() has something to do or to wait for: reads or writes that are under way or
+        due, or what DRAM holds to be decided ahead of its eviction."""
+        cold = self._cold
+        return bool(cold.flusher.pending or cold.nvme.jobs_in_flight or cold.cleaner.due)
 
     def stats(self) -> dict[str, Any]:
         """Counters since opening and gauges of now, as plain numbers and dicts."""
-        cold = self._cold
-        return cold.metrics.snapshot() | {
-            "why_not": dict(cold.why_not.counts),
-            "open_loads": len(self._loading),
-            "writes_pending": cold.flusher.pending,
-            "o_direct": cold.o_direct,
-            "dram": {
-                "slots": cold.arena.num_slots,
-                "slots_used": len(cold.dram),
-                "slots_touched": cold.arena.touched_slots,
-                "slots_pinned": cold.dram.num_pinned,
-                "slot_bytes": cold.arena.slot_bytes,
-                "bytes_used": len(cold.dram) * cold.arena.slot_bytes,
-                "bytes": cold.arena.num_slots * cold.arena.slot_bytes,
-            },
-            "nvme": cold.nvme.stats(),
-        }
+        return snapshot(self._cold, open_loads=len(self._loading))
 
     def check_integrity(self) -> None:
         """Raise AssertionError if any invariant is broken."""
-        cold = self._cold
-        cold.dram.check_integrity()
-        cold.nvme.check_integrity()
-        for chunk in cold.dram:
-            assert chunk.parent is None or cold.expects(chunk.parent), "a chunk hangs from nothing"
-            on_nvme = cold.nvme.holds(chunk.key)
-            clean = chunk.state is ChunkState.CLEAN or chunk.staged
-            assert on_nvme or not clean, "a clean or staged chunk is not on nvme"
+        check_integrity(self._cold)
 
     def _wait_for_room(self, pending: int, deadline_s: float) -> bool:
         """Whether, before the deadline, one of `pending` writes that hold a slot ended, or the

@@ -47,6 +47,10 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "pinned_slots": ("DRAM slots pinned by loads.", ()),
     "open_loads": ("Loads begun and not completed.", ()),
     "writes_pending": ("Chunks in DRAM that wait for their write to NVMe.", ()),
+    "undecided_chunks": (
+        "Chunks in DRAM whose write to NVMe is not decided yet.",
+        (),
+    ),
     "io_jobs": ("Jobs under way on the IO side.", ()),
     "io_alive": ("1 while the IO side works, 0 while DRAM goes on alone.", ()),
 }
@@ -153,6 +157,7 @@ def _gauges(stats: Mapping[str, Any]) -> Iterator[Sample]:
     yield "used_bytes", ("nvme",), nvme["used_bytes"]
     yield "capacity_bytes", ("nvme",), nvme["budget_bytes"]
     yield "writes_pending", (), stats["writes_pending"]
+    yield "undecided_chunks", (), dram["slots_undecided"]
     yield "io_jobs", (), nvme["jobs_in_flight"]
     yield "io_alive", (), nvme["io_alive"]
 

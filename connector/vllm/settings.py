@@ -5,22 +5,21 @@ or a gate that is open. Hence nothing is guessed, and nothing is taken for somet
 """
 
 import difflib
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self, get_args
 
-from ...admission.always import Always
 from ...admission.base import AdmissionPolicy
-from ...admission.frequency_gate import FrequencyGate
+from ...admission.choices import POLICIES
+from ...admission.gated import Gated
+from ...tiers.base import WriteDown
 from ...tiers.config import CodecName, StoreConfig, parse_bytes
 
 SPEC_NAME = "RootCellarSpec"
 SPEC_MODULE = f"{__package__}.spec"
-
-AdmissionName = Literal["always", "gated"]
 
 _OURS = {"spec_name": SPEC_NAME, "spec_module_path": SPEC_MODULE}
 """Keys of vLLM that the connector itself sets; a user may repeat them, not change them."""
@@ -35,10 +34,15 @@ class Settings:
     nvme_bytes: disk for chunk files; needed with nvme_path, refused without.
     block_size: tokens in a chunk, a whole number of the engine's blocks; None is 256, or the
         nearest size the engine's blocks allow.
-    admission: "always", or "gated": only what was asked for `admission_min_seen` times gets a
-        place in DRAM.
+    admission: what decides which chunks live where, by its name in admission/choices.py: "lru"
+        admits everything, "gated" what was asked for `admission_min_seen` times, where not all
+        fits.
     admission_min_seen: requests with a prefix, the present one counted; 2 when gated, None when
         not.
+    write_down: "late", or "eager": every chunk goes to NVMe as soon as it is complete.
+    trace_path: absolute path of a file that records what requests ask for, as hashes, for
+        `rootcellar tune`; None records nothing.
+    trace_bytes: the most that the recording may take on disk; 256 MiB, refused without trace_path.
     codec: "raw", or "zstd": smaller files, much slower.
     io_lanes: reads and writes under way at once, 1 to 64.
     load_timeout_s: what is not read by then is recomputed.
@@ -54,8 +58,11 @@ class Settings:
     nvme_path: str | None = None
     nvme_bytes: int | str | None = None
     block_size: int | None = None
-    admission: AdmissionName = "always"
+    admission: str = "lru"
     admission_min_seen: int | None = None
+    write_down: WriteDown = "late"
+    trace_path: str | None = None
+    trace_bytes: int | str | None = None
     codec: CodecName = "raw"
     io_lanes: int = 4
     load_timeout_s: float = 5.0
@@ -81,8 +88,10 @@ class Settings:
         self._check_nvme()
         if self.block_size is not None:
             _whole("block_size", self.block_size, most=None)
-        _one_of("admission", self.admission, get_args(AdmissionName))
+        _one_of("admission", self.admission, tuple(sorted(POLICIES)))
         self._check_min_seen()
+        _one_of("write_down", self.write_down, get_args(WriteDown))
+        self._check_trace()
         _one_of("codec", self.codec, get_args(CodecName))
         _whole("io_lanes", self.io_lanes, most=64)
         _seconds("load_timeout_s", self.load_timeout_s)
@@ -112,25 +121,47 @@ class Settings:
             io_lanes=self.io_lanes,
             codec=self.codec,
             admission=self._policy(),
+            write_down=self.write_down,
+            trace_path=self._trace_of(replica, num_replicas),
+            trace_bytes="256MiB" if self.trace_bytes is None else self.trace_bytes,
             load_timeout_s=self.load_timeout_s,
         )
 
     def _policy(self) -> Callable[[], AdmissionPolicy]:
-        if self.admission == "always":
-            return Always
-        return functools.partial(FrequencyGate, min_seen=self.admission_min_seen or 2)
+        if self.admission_min_seen is not None:
+            return partial(Gated, min_seen=self.admission_min_seen)
+        return POLICIES[self.admission]
+
+    def _trace_of(self, replica: int, num_replicas: int) -> Path | None:
+        """A recording has one writer."""
+        if self.trace_path is None:
+            return None
+        path = Path(self.trace_path)
+        return path if num_replicas == 1 else path.with_name(f"{path.name}-replica-{replica}")
 
     def _check_nvme(self) -> None:
         path = self.nvme_path
         if path is None:
             if self.nvme_bytes is not None:
                 raise ValueError(f"nvme_bytes is {self.nvme_bytes!r} without nvme_path; give both")
-        elif not _is_text(path) or not Path(path).is_absolute() or "\0" in path:
+        elif not _is_absolute(path):
             raise ValueError(f"nvme_path is {path!r}, must be an absolute path of a directory")
         elif self.nvme_bytes is None:
             raise ValueError(f'nvme_path is {path!r} without nvme_bytes; give both, e.g. "1TiB"')
         else:
             _size("nvme_bytes", self.nvme_bytes)
+
+    def _check_trace(self) -> None:
+        if self.trace_path is None:
+            if self.trace_bytes is not None:
+                given = f"trace_bytes is {self.trace_bytes!r}"
+                raise ValueError(f"{given} without trace_path, which must be given too")
+        elif not _is_absolute(self.trace_path):
+            raise ValueError(
+                f"trace_path is {self.trace_path!r}, must be an absolute path of a file"
+            )
+        if self.trace_bytes is not None:
+            _size("trace_bytes", self.trace_bytes)
 
     def _check_min_seen(self) -> None:
         if self.admission_min_seen is None:
@@ -174,6 +205,10 @@ def _seconds(name: str, value: object) -> None:
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}, must be {' or '.join(map(repr, allowed))}")
+
+
+def _is_absolute(path: object) -> bool:
+    return _is_text(path) and Path(str(path)).is_absolute() and "\0" not in str(path)
 
 
 def _is_text(value: object) -> bool:

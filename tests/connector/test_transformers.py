@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from rootcellar.admission.always import Always
+from rootcellar.admission.base import Answer, Boundary, Chain, Decision, Offer
 from rootcellar.connector.dynamic_cache import model_layout
 from rootcellar.connector.served import Served
 from rootcellar.connector.transformers import CachedModel
 from rootcellar.connector.unsupported import UnsupportedModelError, UnsupportedRequestError
 from rootcellar.tiers.config import StoreConfig
 from rootcellar.tiers.errors import StoreClosedError
+from rootcellar.tiers.store import TieredStore
 
 MakeModel = Callable[..., PreTrainedModel]
 
@@ -82,6 +86,12 @@ def _check_accounts(cached: CachedModel) -> None:
     freed = cached.tree.evict(held)
     assert len(freed) == held, "something is still pinned"
     cached.pool.free(freed)
+
+
+@pytest.fixture(autouse=True)
+def loads_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models this small compute sooner than a disk can be asked."""
+    monkeypatch.setattr(TieredStore, "observe_prefill", lambda store, tokens, seconds: None)
 
 
 @pytest.fixture
@@ -449,3 +459,59 @@ def test_chunks_are_written_down_while_later_requests_are_served(
         for prompt in prompts:
             cached.generate(prompt, max_new_tokens=1, pad_token_id=0)
             assert _last(cached).dram + _last(cached).nvme == 2 * CHUNK
+
+
+class OnlyTwice(Always):
+    """Keeps out of HBM, where room is short, what was not asked for twice."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[bytes] = Counter()
+        self.offers: list[Offer] = []
+
+    def observe(self, chain: Chain, now_s: float) -> None:
+        self.seen.update(chain)
+
+    def decide(self, offer: Offer) -> Decision:
+        if offer.boundary is not Boundary.INTO_HBM:
+            return super().decide(offer)
+        self.offers.append(offer)
+        known = [self.seen[key] > 1 for key in offer.chain[offer.start :]]
+        stop = offer.start + (known.index(False) if False in known else len(known))
+        return Decision(Answer.ADMIT, stop, "seen once")
+
+
+def test_a_one_off_prompt_takes_no_place_in_hbm_from_a_hot_one(model: PreTrainedModel) -> None:
+    policy, hot, one_off = OnlyTwice(), _prompt(520, seed=1), _prompt(300, seed=2)
+    config = StoreConfig(dram_bytes=8 * MIB, admission=lambda: policy)
+    with CachedModel(model, config, hbm_tokens=700) as cached:
+        cached.generate(hot, max_new_tokens=2)
+        assert policy.offers == []  # there was room for all of it
+        cached.generate(one_off, max_new_tokens=2)
+        assert [(offer.start, offer.free_chunks) for offer in policy.offers] == [(0, 0)]
+        assert cached.store.stats()["refusals"] == {"into_hbm: seen once": 1}
+        cached.generate(hot, max_new_tokens=2)
+        assert _last(cached).hbm == 519
+        cached.generate(one_off, max_new_tokens=2)
+        assert (_last(cached).dram, _last(cached).hbm) == (256, 0)  # the store had it
+        cached.generate(one_off, max_new_tokens=2)
+        assert _last(cached).hbm >= 256  # asked for twice: it has its place now
+        assert torch.equal(
+            cached.generate(hot, max_new_tokens=2), _expected(model, hot, max_new_tokens=2)
+        )
+        _check_accounts(cached)
+
+
+def test_what_a_prefill_took_is_told_to_the_store(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, float]] = []
+    monkeypatch.setattr(
+        TieredStore,
+        "observe_prefill",
+        lambda store, tokens, seconds: told.append((tokens, seconds)),
+    )
+    with _open(model) as cached:
+        for _ in range(2):
+            cached.generate(_prompt(300), max_new_tokens=2)
+        assert [tokens for tokens, _ in told] == [300, 1]
+        assert all(0 < seconds < 60 for _, seconds in told)

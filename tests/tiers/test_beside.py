@@ -11,7 +11,7 @@ import torch
 from rootcellar.admission.always import Always
 from rootcellar.admission.base import Answer, Boundary, Decision, Offer
 from rootcellar.admission.frequency_gate import FrequencyGate
-from rootcellar.tiers.base import BesideJob, Tier
+from rootcellar.tiers.base import BesideJob, Tier, WriteDown
 from rootcellar.tiers.config import StoreConfig
 from rootcellar.tiers.store import TieredStore
 from rootcellar.tiers.toy import (
@@ -205,6 +205,26 @@ def test_it_stays_in_dram_if_its_anchor_does(tmp_path: Path, anchor_first: bool)
         assert store.stats()["refusals"] == {"onto_nvme: not worth a write": 2}
 
 
+class Listening(Always):
+    def __init__(self) -> None:
+        self.offered: set[bytes] = set()
+
+    def decide(self, offer: Offer) -> Decision:
+        self.offered.update(offer.chain)
+        return super().decide(offer)
+
+
+@pytest.mark.parametrize("write_down", ["late", "eager"])
+def test_no_policy_is_asked_for_it(tmp_path: Path, write_down: WriteDown) -> None:
+    policy = Listening()
+    config = replace(_config(tmp_path, dram=4), admission=lambda: policy, write_down=write_down)
+    with TieredStore(config, NAMESPACE) as store:
+        _put(store, (1, 2))
+        assert store.flush()
+        assert store.stats()["nvme"]["chunks"] == 4
+    assert policy.offered == set(keys_of((1, 2)))
+
+
 def test_it_goes_down_when_its_anchor_did_meanwhile(tmp_path: Path) -> None:
     policy = KeepsOffNvme()
     config = replace(_config(tmp_path), admission=lambda: policy)
@@ -252,7 +272,8 @@ def test_room_for_one_is_never_made_of_another_of_the_same_job() -> None:
 
 
 def test_on_disk_too_it_goes_before_its_anchor(tmp_path: Path) -> None:
-    with _store(tmp_path, dram=4, nvme=4) as store:
+    config = replace(_config(tmp_path, dram=4, nvme=4), write_down="eager")
+    with TieredStore(config, NAMESPACE) as store:
         _put(store, (1, 2))
         store.flush()
         store.put(keys_of((7, 8)), chunks_of((7, 8)))

@@ -149,7 +149,7 @@ def test_forgetting_an_unbacked_chunk_is_remembered() -> None:
     harness = DramHarness(1)
     gone = _added(harness.tier, (1,), ChunkState.UNBACKED)
     assert _reserve(harness.tier, (2,)) is not None
-    assert harness.why_not.reason(gone.key) == "evicted from dram"
+    assert harness.why_not.reason(gone.key).startswith("evicted from dram")
     harness.close()
 
 

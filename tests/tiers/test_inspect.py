@@ -32,6 +32,7 @@ def root(tmp_path: Path) -> Path:
     path = tmp_path / "store"
     with TieredStore(_config(path), NAMESPACE) as store:
         store.put(keys_of((1, 2)), chunks_of((1, 2)))
+        store.flush()  # hits are counted from then on
         for _ in range(3):
             store.get(keys_of((1,)))
     with TieredStore(_config(path), OTHER) as store:

@@ -1,6 +1,5 @@
 import os
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path as FilePath
@@ -262,12 +261,3 @@ def test_invalidation_that_the_disk_cannot_remember_is_loud(nvme: NvmeHarness) -
         nvme.tier.invalidate(LruOrder(), NAMESPACE.digest)
     assert nvme.held((1, 2)) == 0
     assert nvme.tier.used_bytes == bytes_on_disk(nvme.root)
-
-
-def test_reasons_are_counted() -> None:
-    why_not = WhyNot(max_entries=2)
-    for number in range(3):
-        why_not.record(bytes([number]), "evicted from nvme")
-    assert why_not.counts == Counter({"evicted from nvme": 3})
-    assert why_not.reason(b"\0") == "never seen"
-    assert why_not.reason(b"\2") == "evicted from nvme"

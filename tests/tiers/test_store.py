@@ -338,7 +338,8 @@ def test_gauges_of_bytes_add_up(tmp_path: Path) -> None:
 def test_a_gate_lets_a_chain_in_with_its_second_request(tmp_path: Path) -> None:
     with TieredStore(replace(_config(tmp_path), admission=FrequencyGate), NAMESPACE) as store:
         assert _put(store, (1, 2)) == 0
-        assert store.lookup(keys_of((1, 2))).why_not == "refused by admission"
+        why_not = store.lookup(keys_of((1, 2))).why_not
+        assert why_not == "refused by admission: seen 1 of 2 times"
         assert _put(store, (1, 2)) == 2
 
 
@@ -356,7 +357,7 @@ def test_what_nvme_refuses_lives_in_dram_until_evicted(tmp_path: Path) -> None:
         _check(store, (1, 2), 2)
         assert chunk_files(tmp_path / "store") == []
         _put(store, (3,))
-        assert store.lookup(keys_of((1, 2))).why_not == "evicted from dram"
+        assert store.lookup(keys_of((1, 2))).why_not == "evicted from dram 0 s ago"
 
 
 class PromotesNothing(Always):

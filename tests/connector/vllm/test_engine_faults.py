@@ -83,13 +83,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_when_the_disk_is_full_the_engine_serves_on(llama: Path, small_disk: Path) -> None:
-    with engine(llama, store(small_disk / "kv", nvme="1GiB")) as served:
+    with engine(llama, store(small_disk / "kv", nvme="1GiB", write_down="eager")) as served:
         _serves_on(llama, served)
 
 
 def test_when_the_disk_turns_read_only_the_engine_serves_on(llama: Path, tmp_path: Path) -> None:
     root = tmp_path / "kv"
-    with engine(llama, store(root)) as served:
+    with engine(llama, store(root, write_down="eager")) as served:
         served.ask([PROMPT])
         served.settle()
         # Whatever is opened by its path from now on is on a read-only file system.

@@ -45,7 +45,9 @@ def test_two_workers_each_bring_their_half_of_every_chunk(
     expected, root = plain(llama, PROMPTS), tmp_path / "kv"
     wanted = [whole_chunks(len(prompt)) for prompt in PROMPTS]
     for start in range(2):
-        with engine(llama, store(root), own_process=True, tensor_parallel_size=2) as halves:
+        with engine(
+            llama, store(root, write_down="eager"), own_process=True, tensor_parallel_size=2
+        ) as halves:
             first = halves.ask(PROMPTS)
             halves.wait_for_files(root, 7 + 4 + 3 + 1)
             halves.forget()

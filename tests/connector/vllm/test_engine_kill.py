@@ -21,7 +21,7 @@ def test_killed_during_stores_it_leaks_nothing_and_serves_right_answers_after(
 ) -> None:
     expected = plain(llama, PROMPTS)
     rng, root = random.Random(0), tmp_path / "kv"
-    with server(llama, store(root, nvme="64MiB"), tmp_path / "log") as served:
+    with server(llama, store(root, nvme="64MiB", write_down="eager"), tmp_path / "log") as served:
         for kill in range(KILLS):
             _kill_while_storing(served, root, PROMPTS[kill * 2 : kill * 2 + 4], rng)
             served.start()

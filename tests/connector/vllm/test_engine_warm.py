@@ -28,12 +28,12 @@ def test_warm_answers_equal_cold_ones_and_those_of_vllm_alone_also_after_a_resta
 ) -> None:
     expected = plain(llama, PROMPTS)
     root, wanted = tmp_path / "kv", [whole_chunks(len(prompt)) for prompt in PROMPTS]
-    with engine(llama, store(root), own_process=own_process) as first:
+    with engine(llama, store(root, write_down="eager"), own_process=own_process) as first:
         cold = first.ask(PROMPTS)
         first.wait_for_files(root, NUM_CHUNKS)
         first.forget()
         warm = first.ask(PROMPTS)
-    with engine(llama, store(root), own_process=own_process) as second:
+    with engine(llama, store(root, write_down="eager"), own_process=own_process) as second:
         restarted = second.ask(PROMPTS)
     assert_same(cold, expected)
     assert_same(warm, expected)

@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootcellar import Always, FrequencyGate
+from rootcellar.admission.always import Always
+from rootcellar.admission.choices import POLICIES
+from rootcellar.admission.gated import Gated
 from rootcellar.connector.vllm.settings import SPEC_MODULE, SPEC_NAME, Settings
 
 NVME = {"nvme_path": "/nvme/kv", "nvme_bytes": "1TiB"}
 VALID = {"dram_bytes", "nvme_path", "nvme_bytes", "block_size", "admission", "admission_min_seen"}
 VALID |= {"codec", "io_lanes", "load_timeout_s", "weights_id", "offload_prompt_only"}
-VALID |= {"self_describing_kv_events"}
+VALID |= {"self_describing_kv_events", "write_down", "trace_path", "trace_bytes"}
 
 
 def _settings(**extra: Any) -> Settings:
@@ -29,6 +31,7 @@ def test_only_the_size_of_dram_has_to_be_given() -> None:
     assert (config.dram_size, config.nvme_path, config.nvme_size) == (1 << 30, None, 0)
     assert config.admission is Always
     assert not config.pin_dram
+    assert (config.write_down, config.trace_path) == ("late", None)
 
 
 def test_everything_that_is_set_arrives_in_the_store() -> None:
@@ -36,7 +39,37 @@ def test_everything_that_is_set_arrives_in_the_store() -> None:
     config = settings.store_config()
     assert (config.nvme_path, config.nvme_size) == (Path("/nvme/kv"), 1 << 40)
     assert (config.codec, config.io_lanes, config.load_timeout_s) == ("zstd", 8, 2)
-    assert isinstance(config.admission(), FrequencyGate)
+    assert isinstance(config.admission(), Gated)
+
+
+def test_a_recording_is_made_where_it_was_asked_for() -> None:
+    settings = _settings(trace_path="/var/log/day.trace", trace_bytes="1GiB", write_down="eager")
+    config = settings.store_config()
+    assert (config.trace_path, config.trace_size) == (Path("/var/log/day.trace"), 1 << 30)
+    assert config.write_down == "eager"
+    paths = [settings.store_config(replica, 2).trace_path for replica in range(2)]
+    assert paths == [Path(f"/var/log/day.trace-replica-{i}") for i in range(2)]
+    assert _settings(trace_path="/day").store_config().trace_size == 256 << 20
+
+
+@pytest.mark.parametrize("path", ["day.trace", "", "~/day", 7, "/nvme/\0"])
+def test_a_recording_without_a_place_of_its_own_is_refused(path: object) -> None:
+    with pytest.raises(ValueError, match=r"trace_path is .*must be an absolute path"):
+        _settings(trace_path=path)
+    with pytest.raises(ValueError, match="trace_bytes is '1GiB' without trace_path"):
+        _settings(trace_bytes="1GiB")
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_can_be_had_by_its_name(name: str) -> None:
+    made = _settings(admission=name).store_config().admission()
+    assert type(made) is type(POLICIES[name]())
+
+
+def test_a_policy_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match="admission is 'belady', must be") as refusal:
+        _settings(admission="belady")
+    assert all(repr(name) in str(refusal.value) for name in POLICIES)
 
 
 def test_a_gate_opens_after_as_many_requests_as_were_asked_for() -> None:
@@ -113,7 +146,8 @@ def test_vllms_own_keys_for_the_spec_may_only_repeat_what_the_connector_sets() -
     [
         ("dram_bytes", [0, -1, "0", "-1GiB", "lots", "1 GiBi", 1.5, True, None, float("nan"), []]),
         ("block_size", [0, -256, 256.0, "256", True, []]),
-        ("admission", ["never", "Always", "", True, []]),
+        ("admission", ["never", "LRU", "", True, []]),
+        ("write_down", ["later", "", None, True]),
         ("admission_min_seen", [0, -1, 2.0, "2", True]),
         ("codec", ["lz4", "", None, 1, {}]),
         ("io_lanes", [0, 65, 4.0, "4", True, None]),

@@ -140,6 +140,105 @@ def bench_vllm_scheduler(
 
 
 @app.command()
+def tune(
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", help="Files of requests; see the README.")
+    ],
+    model: Annotated[
+        str, typer.Option(help="Whose KV: a preset, a config.json, or the folder of a model.")
+    ] = "llama-3.1-8b",
+    kv_dtype: Annotated[str, typer.Option(help="Of the KV; auto for the model's own.")] = "auto",
+    device: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=VALUE", help="Of the machine times are estimated for; repeat."),
+    ] = None,
+    share: Annotated[
+        list[float] | None,
+        typer.Option(help="DRAM as a share of the trace's distinct chunks; repeat."),
+    ] = None,
+    nvme_share: Annotated[
+        list[float] | None, typer.Option(help="NVMe below each --share; repeat.")
+    ] = None,
+    hbm: Annotated[
+        str, typer.Option(help='What engines cache in HBM, such as "40GiB": counts as DRAM.')
+    ] = "0",
+    dram: Annotated[str, typer.Option(help='Size of DRAM, such as "256GiB".')] = "0",
+    nvme: Annotated[str, typer.Option(help="Size of NVMe below it.")] = "0",
+    sweep: Annotated[
+        bool,
+        typer.Option("--sweep", help="Shares from 1 to 50 %; so, too, if no size is given."),
+    ] = False,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="default, lru, opt or another; repeat. These three unless given."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(help="How often to draw what a trace does not say: when sessions start.")
+    ] = 1,
+    write_budget: Annotated[
+        str | None,
+        typer.Option(help='Of the default policy: NVMe writes per reference ("0.15"), or "1DWPD".'),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the report there, one HTML page.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """How much cache, and which policy, for the requests in a trace."""
+    with _quiet_stdout(as_json), _progress("replaying", as_json) as progress:
+        from .bench.tune import ask as program
+
+        document = program.run(
+            traces,
+            model=model,
+            kv_dtype=kv_dtype,
+            device=device or (),
+            shares=share or (),
+            nvme_shares=nvme_share or (),
+            hbm=hbm,
+            dram=dram,
+            nvme=nvme,
+            sweep=sweep,
+            policies=policy or (),
+            seeds=seeds,
+            write_budget=write_budget,
+            out=out,
+            command=["rootcellar", *sys.argv[1:]],
+            progress=progress,
+        )
+    if as_json or out is None:
+        _show(document, program.view, as_json)
+
+
+@app.command()
+def size(
+    model: Annotated[
+        str, typer.Option(help="A preset, a config.json, or the folder of a model.")
+    ] = "llama-3.1-8b",
+    kv_dtype: Annotated[str, typer.Option(help="Of the KV; auto for the model's own.")] = "auto",
+    gpu_gb: Annotated[float, typer.Option(help="HBM of each GPU in GiB.")] = 80.0,
+    gpus: Annotated[int, typer.Option(help="Of one tensor-parallel group.")] = 1,
+    dram: Annotated[str, typer.Option(help="DRAM for chunks.")] = "64GiB",
+    nvme: Annotated[str, typer.Option(help="NVMe for chunks.")] = "1TiB",
+    concurrency: Annotated[int, typer.Option(help="Sequences of the running batch.")] = 32,
+    context: Annotated[int, typer.Option(help="Tokens of each.")] = 8192,
+    as_json: AsJson = False,
+) -> None:
+    """How much KV a model makes, and how many tokens of it each tier holds."""
+    from .bench.tune import size as program
+
+    result = program.run(
+        model,
+        kv_dtype=kv_dtype,
+        gpu_gb=gpu_gb,
+        gpus=gpus,
+        dram=dram,
+        nvme=nvme,
+        concurrency=concurrency,
+        context=context,
+    )
+    _show(result, program.table, as_json)
+
+
+@app.command()
 def inspect(directory: StoreDir, as_json: AsJson = False) -> None:
     """What is in a store, by namespace: chunks, bytes, age, hits."""
     from .tiers import inspect as program

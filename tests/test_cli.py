@@ -44,6 +44,8 @@ def test_every_command_takes_json_and_says_what_it_does() -> None:
         ("demo",),
         ("doctor",),
         ("inspect",),
+        ("size",),
+        ("tune",),
         ("verify",),
     }
     for command in commands.values():
@@ -163,6 +165,38 @@ def _fill(directory: Path) -> None:
     with TieredStore(config, ns) as store:
         kv = [torch.zeros(layout.shape(256)) for _ in range(2)]
         assert store.put(chunk_keys(range(512), ns), kv) == 2
+
+
+def test_tune_answers_with_json_a_table_or_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, page = tmp_path / "chat.jsonl", tmp_path / "report.html"
+    request = {"input_length": 1024, "output_length": 9, "hash_ids": [7, 8]}
+    lines = [json.dumps({"timestamp": second * 1000} | request) for second in range(4)]
+    trace.write_text("\n".join(lines))
+    asked = ["tune", str(trace), "--policy", "lru", "--share", "1", "--nvme-share", "0.5"]
+    assert call(monkeypatch, *asked, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    (cell,) = document["cells"]
+    assert (cell["dram_chunks"], cell["nvme_chunks"], cell["prefix_hit"]) == (2, 1, 0.75)
+    assert document["command"] == " ".join(["rootcellar", *asked, "--json"])
+    assert call(monkeypatch, *asked) == 0
+    assert "75.00" in capsys.readouterr().out
+    assert call(monkeypatch, *asked, "--out", str(page)) == 0
+    assert capsys.readouterr().out == ""
+    assert page.read_text().lower().startswith("<!doctype html>")
+    assert call(monkeypatch, *asked, "--device", "speed=9") == 2
+    assert "speed" in capsys.readouterr().err
+
+
+def test_size_answers_with_json_or_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "size", "--model", "llama-3.1-8b", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["kv"]["bytes_per_token"] == 131072
+    assert call(monkeypatch, "size", "--dram", "1GiB") == 0
+    assert "8,192" in capsys.readouterr().out
+    assert call(monkeypatch, "size", "--model", "nothing-like-it") == 2
 
 
 def test_wrong_usage_is_exit_2_and_leaves_stdout_empty(

@@ -1,0 +1,1 @@
+"""Trace in, report out: how much cache, and which policy, for your own traffic."""

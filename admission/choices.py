@@ -12,7 +12,8 @@ from .s3fifo import S3Fifo
 from .slru import Slru
 
 
-def _learned() -> AdmissionPolicy:
+def learned() -> AdmissionPolicy:
+    """The default."""
     from .learned.policy import Learned  # compiles: only who uses it waits for that
 
     return Learned()
@@ -22,7 +23,7 @@ POLICIES: dict[str, Callable[[], AdmissionPolicy]] = {
     "arc": Arc,
     "gated": Gated,
     "gdsf": Gdsf,
-    "learned": _learned,
+    "learned": learned,
     "lfu": Lfu,
     "lru": Always,
     "s3fifo": S3Fifo,

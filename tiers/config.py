@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from ..admission.always import Always
 from ..admission.base import AdmissionPolicy
+from ..admission.choices import learned
 from .base import WriteDown
 from .io.base import Codec
 
@@ -34,7 +34,8 @@ class StoreConfig:
         caller cannot delay it; "threads" stays in this process and starts faster.
     io_lanes: reads and writes under way at once, 1 to 64.
     codec: "raw", or "zstd" for Zstandard over byte planes: smaller files, much slower.
-    admission: makes the policy that decides what may live where; a class or any factory.
+    admission: makes the policy that decides what may live where; a class or any factory. The
+        default learns from the requests it sees; admission/choices.py has others by name.
     write_down: "late" writes a chunk to NVMe when admission holds it worth that, ahead of its
         eviction from DRAM and at close(); "eager" every admitted chunk as soon as it is complete.
     trace_path: file that records what requests ask for, as hashes, for `rootcellar tune`; with a
@@ -50,7 +51,7 @@ class StoreConfig:
     io: IoKind = "process"
     io_lanes: int = 4
     codec: CodecName = "raw"
-    admission: Callable[[], AdmissionPolicy] = Always
+    admission: Callable[[], AdmissionPolicy] = learned
     write_down: WriteDown = "late"
     trace_path: str | Path | None = None
     trace_bytes: int | str = "256MiB"

@@ -138,16 +138,15 @@ class DramTier:
         return iter(self._chunks.values())
 
     @property
-    def free_slots(self) -> int:
-        """Slots that can be had without evicting; only memory that was touched already counts."""
-        return len(self._freed) + max(0, self._arena.touched_slots - self._next_fresh)
+    def unused_slots(self) -> int:
+        """Slots without a chunk, those of memory that is still being touched too."""
+        arena = self._arena
+        return (arena.num_slots if arena.growing else arena.touched_slots) - len(self)
 
     @property
     def ready_slots(self) -> int:
         """Slots that are free, or that an eviction frees at once or when a write is done."""
-        arena = self._arena
-        usable = arena.num_slots if arena.growing else arena.touched_slots
-        return usable - len(self) + sum(self._num_listed[ChunkState.DIRTY :])
+        return self.unused_slots + sum(self._num_listed[ChunkState.DIRTY :])
 
     @property
     def num_undecided(self) -> int:

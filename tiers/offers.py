@@ -67,7 +67,7 @@ class Offers:
     def _free_chunks(self, boundary: Boundary) -> int:
         if boundary is Boundary.ONTO_NVME:
             return self._nvme.free_bytes // self._file_bytes
-        return self._dram.free_slots
+        return self._dram.unused_slots
 
     def _decide(self, boundary: Boundary, chain: Chain, start: int, free_chunks: int) -> Admitted:
         chunk_bytes = self._file_bytes if boundary is Boundary.ONTO_NVME else self._chunk_bytes

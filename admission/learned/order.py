@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ..base import Chain, Key, Tier
 from ..leaf_first import LeafFirstOrder
-from .places import draw, enter, index_of, leave, lowest, lowest_index, pop_lowest
+from .places import draw, enter_all, index_of, leave, lowest, lowest_index, pop_lowest
 from .records import NONE, Place
 from .rows import RowBook
 
@@ -20,16 +20,26 @@ class WorthOrder(LeafFirstOrder):
         super().__init__()
         self._book = book
         self._tier = tier
+        self._entering: list[Key] = []  # in the forest already, not yet in the arrays
+
+    def settle(self) -> None:
+        """Bring the arrays up to date: a store adds many chunks at a time, and a call for each
+        would cost more than all the rest. Whoever reads the arrays calls this before."""
+        if self._entering:
+            entering, self._entering = self._entering, []
+            rows = self._book.meet(entering, list(map(self._forest.parent, entering)))
+            enter_all(self._book.model, self._book.places[self._tier], rows)
 
     @property
     def _place(self) -> Place:
+        self.settle()
         return self._book.places[self._tier]
 
     def touch(self, chain: Chain, stop: int) -> None:
         """What a request used is known from the request."""
 
     def victim(self, busy: Callable[[Key], bool], worth: float | None = None) -> Key | None:
-        model, place, key = self._book.model, self._place, self._book.key
+        place, model, key = self._place, self._book.model, self._book.key
         for again in range(DRAWS):
             if again:
                 draw(model, place)
@@ -44,6 +54,10 @@ class WorthOrder(LeafFirstOrder):
                 return key(row)
         return None
 
+    def discard(self, key: Key) -> None:
+        self.settle()
+        super().discard(key)
+
     def clear(self) -> None:
         """Everything leaves; the place is another order's."""
         for key in list(self._forest):
@@ -54,17 +68,17 @@ class WorthOrder(LeafFirstOrder):
         place = self._place
         assert place.sizes[0]["here"] == len(self)
         leaves = set(place.leaves[: place.sizes[0]["leaves"]].tolist())
-        found = {int(self._book.find([k])[0]) for k in self._forest if not self.has_child(k)}
+        found = {self._book.row(k) for k in self._forest if not self.has_child(k)}
         assert leaves == found, "leaves are not the keys without a child"
 
     def _enter(self, key: Key) -> None:
-        row = self._book.meet(key, self._forest.parent(key))
-        enter(self._book.model, self._place, row)
+        self._entering.append(key)
 
     def _leave(self, key: Key) -> None:
-        row = int(self._book.find([key])[0])
+        place = self._place
+        row = self._book.row(key)
         parent = int(self._book.model.chunks["parent"][row])
-        leave(self._book.model, self._place, row)
+        leave(self._book.model, place, row)
         self._book.release(row)
         if parent != NONE:
             self._book.release(parent)

@@ -7,7 +7,7 @@ parent joins it when its last child has gone, so that a cold chain is trimmed on
 from ..jit import jit
 from .hazard import age_bucket
 from .history import became_ghost, no_ghost
-from .records import HEAP_ENTRIES, NONE, Model, Place
+from .records import HEAP_ENTRIES, NONE, Model, Place, Rows
 
 DRAW = 64
 WRITES_OVER = 512.0
@@ -30,6 +30,12 @@ def enter(model: Model, place: Place, row: int) -> None:
     if chunk.ghost:
         no_ghost(model, row)
     _count_writes(model, place, 1.0)
+
+
+@jit
+def enter_all(model: Model, place: Place, rows: Rows) -> None:
+    for row in rows:
+        enter(model, place, row)
 
 
 @jit

@@ -1,7 +1,10 @@
 """The learned policy, as a store sees it."""
 
+import logging
 import struct
+import time
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 
@@ -17,7 +20,7 @@ from ..base import (
 )
 from ..lru import LruOrder
 from ..write_budget import WriteBudget
-from .hazard import refit, use_class
+from .hazard import REFIT_EVERY, refit, use_class
 from .history import observe
 from .judge import SEEN_IN_HBM, chance_on_nvme, worth_of_missing, worth_promoting, worth_writing
 from .order import WorthOrder
@@ -37,6 +40,8 @@ NOT_LIKELY = "not likely to be used while nvme would keep it"
 TOO_MANY = f"a request's new chunks get {MAX_DRAM_SHARE:.0%} of dram at most"
 WORTH_LESS_IN_DRAM = "worth less than what is in dram"
 
+log = logging.getLogger(__name__)
+
 _HEADER = struct.Struct("<8sIIId")
 _MAGIC, _VERSION = b"RCLEARN\0", 1
 
@@ -51,9 +56,14 @@ class Learned(AdmissionPolicy):
         self._budget = write_budget
         self._orders: dict[Tier, WorthOrder] = {}
         self._by_use: LruOrder | None = None
-        self.open({Tier.DRAM: 1})
+        self._start({Tier.DRAM: 1})
 
     def open(self, capacity: Mapping[Tier, int]) -> None:
+        """The first time ever, it takes half a minute to compile what the policy runs."""
+        _compile()
+        self._start(capacity)
+
+    def _start(self, capacity: Mapping[Tier, int]) -> None:
         cold: dict[Tier, int] = {
             tier: chunks for tier, chunks in capacity.items() if tier is not Tier.HBM
         }
@@ -63,6 +73,7 @@ class Learned(AdmissionPolicy):
         self._orders = {}
 
     def observe(self, chain: Chain, now_s: float) -> None:
+        self._settle()
         if chain:
             rows = self._book.give(chain)
             observe(self._book.model, rows, now_s)
@@ -70,6 +81,7 @@ class Learned(AdmissionPolicy):
             self._budget.advance(now_s)
 
     def decide(self, offer: Offer) -> Decision:
+        self._settle()
         rows = self._book.find(offer.chain)
         if (named := int(np.argmax(rows == NONE)) if NONE in rows else len(rows)) < len(rows):
             rows = rows[:named]  # the rest was generated since, or nobody told of the request
@@ -137,9 +149,14 @@ class Learned(AdmissionPolicy):
 
     def check_integrity(self) -> None:
         """Raise AssertionError if any invariant is broken."""
+        self._settle()
         self._book.check_integrity()
         for order in self._orders.values():
             order.check_integrity()
+
+    def _settle(self) -> None:
+        for order in self._orders.values():
+            order.settle()
 
     def _into_hbm(self, offer: Offer, rows: Rows) -> Decision:
         """What was asked for again, and whatever there is room for."""
@@ -177,7 +194,8 @@ class Learned(AdmissionPolicy):
         return _cut(offer, offer.start, WORTH_LESS_IN_DRAM)
 
     def _onto_nvme(self, offer: Offer, rows: Rows) -> Decision:
-        if len(rows) < len(offer.chain):  # what it is worth will be known when it is used
+        unknown = len(rows) < len(offer.chain)  # what it is worth will be known when it is used
+        if unknown or Tier.NVME not in self._capacity:
             return Decision(Answer.ADMIT, len(offer.chain))
         model, nvme = self._book.model, self._book.places[Tier.NVME]
         stop = worth_writing(model, nvme, rows, offer.start)
@@ -191,6 +209,27 @@ class Learned(AdmissionPolicy):
                 return Decision(Answer.THROTTLE, offer.start, "write budget is spent")
         worth = [index_of(model, last)] * (stop - offer.start)
         return Decision(Answer.ADMIT, stop, "" if stop == len(rows) else NOT_LIKELY, worth)
+
+
+@cache
+def _compile() -> None:
+    """Once in a process, when a store opens, so that no request waits for it."""
+    began_s = time.monotonic()
+    for cold in ({Tier.DRAM: 1}, {Tier.DRAM: 1, Tier.NVME: 1}):
+        policy, chain = Learned(), [b"a", b"b"]
+        policy._start(cold)
+        order = policy.order(Tier.NVME if Tier.NVME in cold else Tier.DRAM)
+        for now_s in range(REFIT_EVERY):
+            policy.observe(chain, float(now_s))
+        order.add(chain[0], None)
+        for boundary in Boundary:
+            policy.decide(Offer(boundary, chain, 1, 1, 0))
+        order.victim(lambda key: False, 1.0)
+        order.victim(lambda key: True)
+        order.discard(chain[0])
+    took_s = time.monotonic() - began_s
+    if took_s > 5:
+        log.info("compiled the admission policy in %.0f s; the next start finds it done", took_s)
 
 
 def most_ghosts(largest: int) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from ..base import Key, Tier
 from .hazard import class_of, use_class
@@ -46,13 +47,26 @@ class RowBook:
                 rows[at] = self._new(wanted[at])
         return np.array(rows, np.int32)
 
-    def meet(self, key: Key, parent: Key | None) -> int:
-        """The row of a chunk that came into a tier. Of one that no request named, it is not known
-        what it is worth: what hangs beside a chain goes by its parent, what a restart found by
-        itself."""
-        row = self._rows.get(key, NONE)
-        if row != NONE and self.model.chunks["tracked"][row]:
-            return row
+    def row(self, key: Key) -> int:
+        """Of a key that has one."""
+        return self._rows[key]
+
+    def meet(self, keys: list[Key], parents: list[Key | None]) -> Rows:
+        """The rows of chunks that come into a tier."""
+        get = self._rows.get
+        rows = [get(key, NONE) for key in keys]
+        known = np.array(rows, np.int32)
+        for at in np.flatnonzero((known == NONE) | ~self._tracked(known)).tolist():
+            rows[at] = self._meet_stranger(keys[at], parents[at])
+        return np.array(rows, np.int32)
+
+    def _tracked(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        tracked: npt.NDArray[np.bool_] = self.model.chunks["tracked"][rows] > 0
+        return tracked
+
+    def _meet_stranger(self, key: Key, parent: Key | None) -> int:
+        """Of a chunk that no request named it is not known what it is worth: what hangs beside a
+        chain goes by its parent, what a restart found by itself."""
         above = NONE if parent is None else int(self.give([parent])[0])
         row = int(self.give([key])[0])
         now, chunk = self.model.now[0], self.model.chunks[row]

@@ -8,6 +8,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from ...tiers.chunk_file import WEIGHTS
 from ...tiers.store import TieredStore
+from . import kernel_scan
 from .identity import engine_namespace
 from .settings import Settings
 from .shape import Shape
@@ -25,6 +26,7 @@ def open_store(
 ) -> TieredStore:
     """Data-parallel replicas are engines of their own, with a store each."""
     share_log()
+    kernel_scan.mend()  # before the policy brings numba
     parallel = vllm_config.parallel_config
     config = settings.store_config(parallel.data_parallel_index, parallel.data_parallel_size)
     path = None if config.nvme_path is None else Path(config.nvme_path)

@@ -34,9 +34,9 @@ class Settings:
     nvme_bytes: disk for chunk files; needed with nvme_path, refused without.
     block_size: tokens in a chunk, a whole number of the engine's blocks; None is 256, or the
         nearest size the engine's blocks allow.
-    admission: what decides which chunks live where, by its name in admission/choices.py: "lru"
-        admits everything, "gated" what was asked for `admission_min_seen` times, where not all
-        fits.
+    admission: what decides which chunks live where, by its name in admission/choices.py: "learned"
+        keeps what is likely to come back, "lru" admits everything, "gated" what was asked for
+        `admission_min_seen` times, where not all fits.
     admission_min_seen: requests with a prefix, the present one counted; 2 when gated, None when
         not.
     write_down: "late", or "eager": every chunk goes to NVMe as soon as it is complete.
@@ -58,7 +58,7 @@ class Settings:
     nvme_path: str | None = None
     nvme_bytes: int | str | None = None
     block_size: int | None = None
-    admission: str = "lru"
+    admission: str = "learned"
     admission_min_seen: int | None = None
     write_down: WriteDown = "late"
     trace_path: str | None = None

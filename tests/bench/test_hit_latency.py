@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rootcellar.admission.always import Always
 from rootcellar.admission.base import Tier
 from rootcellar.bench import hit_latency
 from rootcellar.bench.engine_thread import ENGINES, on_cores, run_until_ready, split_cores
@@ -206,7 +207,7 @@ def test_engines_work_until_a_load_is_ready_and_not_after(tmp_path: Path) -> Non
 
 def test_what_a_store_cannot_hold_is_an_error_and_not_a_fast_load(tmp_path: Path) -> None:
     chunks = Chunks.of_size(SMALL, 0)
-    config = StoreConfig(dram_bytes=2 * SMALL)
+    config = StoreConfig(dram_bytes=2 * SMALL, admission=Always)
     with (
         TieredStore(config, chunks.namespace) as store,
         pytest.raises(OSError, match="took 2 of 3 chunks: dram is full"),

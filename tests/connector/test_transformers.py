@@ -53,7 +53,13 @@ def _open(
     model: PreTrainedModel, path: Path | None = None, hbm_tokens: int = 2048, dram: int = MIB * 8
 ) -> CachedModel:
     nvme_bytes = 64 * MIB if path else 0
-    config = StoreConfig(dram_bytes=dram, nvme_path=path, nvme_bytes=nvme_bytes, io="threads")
+    config = StoreConfig(
+        dram_bytes=dram,
+        nvme_path=path,
+        nvme_bytes=nvme_bytes,
+        io="threads",
+        admission=Always,
+    )
     return CachedModel(model, config, hbm_tokens=hbm_tokens)
 
 
@@ -218,6 +224,20 @@ def test_prompts_larger_than_the_pool_are_served(model: PreTrainedModel, hbm_tok
             assert len(cached.tree) <= hbm_tokens
         assert _last(cached).dram == CHUNK
         _check_accounts(cached)
+
+
+def test_a_viral_prompt_is_in_hbm_by_its_second_request(model: PreTrainedModel) -> None:
+    """Under the default policy, while one-off prompts come by, which stay out of a full HBM."""
+    config = StoreConfig(dram_bytes=8 * MIB)
+    with CachedModel(model, config, hbm_tokens=3 * CHUNK) as cached:
+        for seed in range(4):
+            cached.generate(_prompt(2 * CHUNK + 50, seed), max_new_tokens=2, pad_token_id=0)
+        viral = _prompt(2 * CHUNK + 50, seed=99)
+        for _ in range(2):
+            cached.generate(viral, max_new_tokens=2, pad_token_id=0)
+        cached.generate(_prompt(2 * CHUNK + 50, seed=100), max_new_tokens=2, pad_token_id=0)
+        cached.generate(viral, max_new_tokens=2, pad_token_id=0)
+        assert _last(cached).hbm >= 2 * CHUNK
 
 
 ARGUMENTS: list[dict[str, Any]] = [

@@ -30,9 +30,10 @@ from rootcellar.tiers.toy import (
 
 def _config(root: Path | None, *, dram: int = 16, nvme: int = 32) -> StoreConfig:
     if root is None:
-        return StoreConfig(dram_bytes=dram * CHUNK_BYTES)
+        return StoreConfig(dram_bytes=dram * CHUNK_BYTES, admission=Always)
     return StoreConfig(
         dram_bytes=dram * CHUNK_BYTES,
+        admission=Always,
         nvme_path=root / "store",
         nvme_bytes=nvme * FILE_BYTES,
         io="threads",

@@ -16,7 +16,7 @@ def test_served_over_http_warm_and_restarted_answers_equal_those_of_vllm_alone(
     llama: Path, tmp_path: Path
 ) -> None:
     expected = plain(llama, PROMPTS)
-    with server(llama, store(tmp_path / "kv"), tmp_path / "log") as served:
+    with server(llama, store(tmp_path / "kv", write_down="eager"), tmp_path / "log") as served:
         cold = served.ask(PROMPTS)
         wait_until(lambda: served.metric("rootcellar:stored_chunks_total") == 10)
         served.forget()

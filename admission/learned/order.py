@@ -27,8 +27,8 @@ class WorthOrder(LeafFirstOrder):
         would cost more than all the rest. Whoever reads the arrays calls this before."""
         if self._entering:
             entering, self._entering = self._entering, []
-            rows = self._book.meet(entering, list(map(self._forest.parent, entering)))
-            enter_all(self._book.model, self._book.places[self._tier], rows)
+            rows, parents = self._book.meet(entering, list(map(self._forest.parent, entering)))
+            enter_all(self._book.model, self._book.places[self._tier], rows, parents)
 
     @property
     def _place(self) -> Place:
@@ -77,7 +77,7 @@ class WorthOrder(LeafFirstOrder):
     def _leave(self, key: Key) -> None:
         place = self._place
         row = self._book.row(key)
-        parent = int(self._book.model.chunks["parent"][row])
+        parent = int(place.chunks["parent"][row])
         leave(self._book.model, place, row)
         self._book.release(row)
         if parent != NONE:

@@ -15,17 +15,18 @@ WRITES_OVER = 512.0
 
 
 @jit
-def enter(model: Model, place: Place, row: int) -> None:
-    """A chunk came into the tier."""
+def enter(model: Model, place: Place, row: int, parent: int) -> None:
+    """A chunk came into the tier, where it hangs from `parent`, which need not be there."""
     sizes, seat, chunk = place.sizes[0], place.chunks[row], model.chunks[row]
     seat.here = 1
     sizes.here += 1
     sizes.filled |= sizes.here >= sizes.capacity
     if seat.kids == 0:
         _add_leaf(place, row)
-    if chunk.parent != NONE:
-        place.chunks[chunk.parent].kids += 1
-        _drop_leaf(place, chunk.parent)
+    seat.parent = parent
+    if parent != NONE:
+        place.chunks[parent].kids += 1
+        _drop_leaf(place, parent)
     chunk.places += 1
     if chunk.ghost:
         no_ghost(model, row)
@@ -33,9 +34,9 @@ def enter(model: Model, place: Place, row: int) -> None:
 
 
 @jit
-def enter_all(model: Model, place: Place, rows: Rows) -> None:
-    for row in rows:
-        enter(model, place, row)
+def enter_all(model: Model, place: Place, rows: Rows, parents: Rows) -> None:
+    for at in range(len(rows)):
+        enter(model, place, rows[at], parents[at])
 
 
 @jit
@@ -45,7 +46,7 @@ def leave(model: Model, place: Place, row: int) -> None:
     seat.here = 0
     sizes.here -= 1
     _drop_leaf(place, row)
-    parent = chunk.parent
+    parent = seat.parent
     if parent != NONE:
         place.chunks[parent].kids -= 1
         if place.chunks[parent].kids == 0 and place.chunks[parent].here:

@@ -37,6 +37,7 @@ CHUNK = np.dtype(
 )
 PLACE = np.dtype(
     [
+        ("parent", "i4"),  # in the tier's forest, NONE for a head
         ("kids", "i4"),  # children in the same tier
         ("leaf", "i4"),  # its index among the leaves, or NONE
         ("here", "u1"),

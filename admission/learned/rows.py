@@ -51,33 +51,32 @@ class RowBook:
         """Of a key that has one."""
         return self._rows[key]
 
-    def meet(self, keys: list[Key], parents: list[Key | None]) -> Rows:
-        """The rows of chunks that come into a tier."""
-        get = self._rows.get
-        rows = [get(key, NONE) for key in keys]
-        known = np.array(rows, np.int32)
-        for at in np.flatnonzero((known == NONE) | ~self._tracked(known)).tolist():
-            rows[at] = self._meet_stranger(keys[at], parents[at])
-        return np.array(rows, np.int32)
+    def meet(self, keys: list[Key], parents: list[Key | None]) -> tuple[Rows, Rows]:
+        """The rows of chunks that come into a tier, and of what each hangs from there."""
+        rows = self.give(keys)
+        above = np.full(len(keys), NONE, np.int32)
+        hung = [at for at, parent in enumerate(parents) if parent is not None]
+        above[hung] = self.give(filter(None, parents))
+        for at in np.flatnonzero(~self._tracked(rows)).tolist():
+            self._meet_stranger(int(rows[at]), int(above[at]))
+        return rows, above
 
     def _tracked(self, rows: Rows) -> npt.NDArray[np.bool_]:
         tracked: npt.NDArray[np.bool_] = self.model.chunks["tracked"][rows] > 0
         return tracked
 
-    def _meet_stranger(self, key: Key, parent: Key | None) -> int:
+    def _meet_stranger(self, row: int, above: int) -> None:
         """Of a chunk that no request named it is not known what it is worth: what hangs beside a
         chain goes by its parent, what a restart found by itself."""
-        above = NONE if parent is None else int(self.give([parent])[0])
-        row = int(self.give([key])[0])
         now, chunk = self.model.now[0], self.model.chunks[row]
-        if not chunk["places"]:
-            klass = class_of(*_UNKNOWN_CLASS)
-            use_class(self.model, klass)
-            found = now["requests"] == 0
-            chunk["parent"], chunk["klass"], chunk["last"] = above, klass, now["clock"]
-            chunk["follows"] = above != NONE and not found
-            chunk["tracked"], chunk["touches"], chunk["turn"] = found, 1, 1
-        return row
+        if chunk["places"]:
+            return
+        klass = class_of(*_UNKNOWN_CLASS)
+        use_class(self.model, klass)
+        found = now["requests"] == 0
+        chunk["parent"], chunk["klass"], chunk["last"] = above, klass, now["clock"]
+        chunk["follows"] = above != NONE and not found
+        chunk["tracked"], chunk["touches"], chunk["turn"] = found, 1, 1
 
     def take_back(self) -> None:
         """Rows of forgotten chunks can be given to others, save those that something hangs from."""

@@ -137,7 +137,7 @@ def _admit_by_worth(
                 refused[0] += stop - end
                 break
             leave(model, place, row)
-        enter(model, place, chain[end])
+        enter(model, place, chain[end], model.chunks[chain[end]].parent)
         dram.seats[chain[end]].pinned = 1
         end += 1
     for at in range(max(0, held - 1), end):
@@ -445,7 +445,7 @@ def _go_on(model: Model, dram: Dram, nvme: Place) -> None:
 
 @jit
 def _enter_nvme(model: Model, dram: Dram, nvme: Place, row: int, worth: float) -> bool:
-    enter(model, nvme, row)
+    enter(model, nvme, row, model.chunks[row].parent)
     if nvme.sizes[0].here <= nvme.sizes[0].capacity:
         return True
     victim = _least_worth(model, dram, nvme, worth, row, False)

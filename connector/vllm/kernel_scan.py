@@ -13,7 +13,7 @@ _SCANNER = "vllm.triton_utils.dispatcher"
 
 
 def mend() -> None:
-    """Give the scan a `vars` of its own, which takes what is no mapping for an empty one."""
+    """Give the scan a `vars` of its own, which takes what has none for an empty one."""
     try:
         scanner = importlib.import_module(_SCANNER)
     except ImportError:  # a build without that backend
@@ -22,5 +22,8 @@ def mend() -> None:
 
 
 def _vars(value: Any) -> Mapping[str, Any]:
-    found = value.__dict__
-    return found if isinstance(found, Mapping) else {}
+    try:  # past what a class does when it is asked, such as to warn
+        found: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootcellar.admission.always import Always
 from rootcellar.admission.choices import POLICIES
 from rootcellar.admission.gated import Gated
 from rootcellar.connector.vllm.settings import SPEC_MODULE, SPEC_NAME, Settings
@@ -29,7 +28,7 @@ def test_only_the_size_of_dram_has_to_be_given() -> None:
     assert settings.offload_prompt_only
     config = settings.store_config()
     assert (config.dram_size, config.nvme_path, config.nvme_size) == (1 << 30, None, 0)
-    assert config.admission is Always
+    assert config.admission is POLICIES["learned"]
     assert not config.pin_dram
     assert (config.write_down, config.trace_path) == ("late", None)
 

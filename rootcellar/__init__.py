@@ -19,7 +19,10 @@ if TYPE_CHECKING:
         Tier,
     )
     from .admission.frequency_gate import FrequencyGate
+    from .admission.gated import Gated
+    from .admission.learned.policy import Learned
     from .admission.lru import LruOrder
+    from .admission.write_budget import WriteBudget
     from .tiers.base import Load, LoadState, Lookup, StoreJob
     from .tiers.config import StoreConfig
     from .tiers.errors import (
@@ -45,7 +48,9 @@ __all__ = [
     "EvictionOrder",
     "FormatVersionError",
     "FrequencyGate",
+    "Gated",
     "KVLayout",
+    "Learned",
     "Load",
     "LoadState",
     "Lookup",
@@ -62,6 +67,7 @@ __all__ = [
     "Tier",
     "TierError",
     "TieredStore",
+    "WriteBudget",
     "__version__",
     "chunk_keys",
     "extend_keys",
@@ -79,7 +85,10 @@ _HOMES = {
         "Tier",
     ],
     "admission.frequency_gate": ["FrequencyGate"],
+    "admission.gated": ["Gated"],
+    "admission.learned.policy": ["Learned"],
     "admission.lru": ["LruOrder"],
+    "admission.write_budget": ["WriteBudget"],
     "tiers.base": ["Load", "LoadState", "Lookup", "StoreJob"],
     "tiers.config": ["StoreConfig"],
     "tiers.errors": ["FormatVersionError", "StoreClosedError", "StoreLockedError", "TierError"],

@@ -91,7 +91,7 @@ def draw(model: Model, place: Place) -> None:
             _push_heap(model, place, place.leaves[leaf])
         return
     for _ in range(DRAW):
-        row = place.leaves[_random(model) % sizes.leaves]
+        row = int(place.leaves[_random(model) % sizes.leaves])
         if not place.chunks[row].drawn:
             place.chunks[row].drawn = 1
             _push_heap(model, place, row)

@@ -262,7 +262,8 @@ def _refuse(dram: Dram, row: int) -> None:
 def _go_on(model: Model, dram: Dram, nvme: Place) -> None:
     state = dram.state[0]
     while state.queue_head < state.queue_end:
-        row, worth = dram.queue[state.queue_head], dram.worths[state.queue_head]
+        row = int(dram.queue[state.queue_head])
+        worth = float(dram.worths[state.queue_head])
         seat = dram.seats[row]
         if seat.leaving:
             return

@@ -117,7 +117,10 @@ class WriteBudget:
         that the best seldom find it empty."""
         if not self._latest:
             return -math.inf
-        earned = self._rate_bytes_s * max(0.0, self._now_s - self._latest[0].time_s)
+        since_s = self._latest[0].time_s
+        # Offers from before the clock began count as made when it did.
+        past_s = self._now_s - since_s if since_s > -math.inf else 0.0
+        earned = self._rate_bytes_s * max(0.0, past_s)
         spare = self._tokens_bytes - self._burst_bytes / 2
         share = max(0.0, earned + spare) / max(1, self._latest_bytes)
         rank = len(self._worths) - math.ceil(share * len(self._worths))

@@ -206,6 +206,8 @@ def tune(
         )
     if as_json or out is None:
         _show(document, program.view, as_json)
+    else:
+        print(f"{document['advice']}\n\nThe report is in {out}.")
 
 
 @app.command()

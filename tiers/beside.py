@@ -20,7 +20,8 @@ class Beside:
         cold = self._cold
         stay = only_in_dram(cold, anchors + keys)  # leaves until something hangs from them
         cold.dram.pin(*stay)
-        chunks = self._reserve(job := BesideJob(keys=keys, anchors=anchors))
+        with cold.nvme.kept(anchors):
+            chunks = self._reserve(job := BesideJob(keys=keys, anchors=anchors))
         cold.dram.unpin(*stay)
         job.wanted, job.chunks = tuple(chunks), tuple(chunks.values())
         # A chain's end is always older than its head, and a chunk beside than its anchor.

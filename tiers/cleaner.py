@@ -22,7 +22,7 @@ CLEAN_SHARE = 16
 AT_ONCE = 32
 """Decisions per call: what bounds the time on the engine's thread."""
 
-ON_DEMAND = 256
+ON_DEMAND = 32
 """Decisions between two polls for slots that are needed at once."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ..admission.base import AdmissionPolicy
-from ..admission.choices import learned
+from ..admission.choices import POLICIES, make
 from .base import WriteDown
 from .io.base import Codec
 
@@ -34,8 +34,8 @@ class StoreConfig:
         caller cannot delay it; "threads" stays in this process and starts faster.
     io_lanes: reads and writes under way at once, 1 to 64.
     codec: "raw", or "zstd" for Zstandard over byte planes: smaller files, much slower.
-    admission: makes the policy that decides what may live where; a class or any factory. The
-        default learns from the requests it sees; admission/choices.py has others by name.
+    admission: the policy that decides what may live where: "learned", "gated", "lru", "slru",
+        "s3fifo", "arc", "lfu" or "gdsf", or a class or any factory that makes one.
     write_down: "late" writes a chunk to NVMe when admission holds it worth that, ahead of its
         eviction from DRAM and at close(); "eager" every admitted chunk as soon as it is complete.
     trace_path: file that records what requests ask for, as hashes, for `rootcellar tune`; with a
@@ -51,7 +51,7 @@ class StoreConfig:
     io: IoKind = "process"
     io_lanes: int = 4
     codec: CodecName = "raw"
-    admission: Callable[[], AdmissionPolicy] = learned
+    admission: str | Callable[[], AdmissionPolicy] = "learned"
     write_down: WriteDown = "late"
     trace_path: str | Path | None = None
     trace_bytes: int | str = "256MiB"
@@ -72,8 +72,14 @@ class StoreConfig:
         if not self.load_timeout_s > 0:
             raise ValueError(f"load_timeout_s is {self.load_timeout_s!r}, must be above 0")
         parse_bytes("trace_bytes", self.trace_bytes)
-        if not callable(self.admission):
-            raise TypeError(f"admission is {self.admission!r}, must make an AdmissionPolicy")
+        if isinstance(self.admission, str):
+            _one_of("admission", self.admission, tuple(sorted(POLICIES)))
+        elif not callable(self.admission):
+            made = "must be a name, a class or a factory such as lambda: Gated(min_seen=3)"
+            raise TypeError(f"admission is {self.admission!r}, {made}")
+
+    def make_policy(self) -> AdmissionPolicy:
+        return make(self.admission) if isinstance(self.admission, str) else self.admission()
 
     @property
     def dram_size(self) -> int:

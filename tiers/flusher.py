@@ -79,7 +79,9 @@ class Flusher:
         chunk = self._dram.at(done.slot)
         if not done.ok and not chunk.detached:
             self._why_not.record([chunk.key], "could not be written")
-        self._dram.settle(chunk, ChunkState.CLEAN if done.ok else ChunkState.UNBACKED)
+        # What came after it in the same poll may have taken it along: a failed write before it.
+        there = done.ok and (chunk.detached or self._nvme.holds(chunk.key))
+        self._dram.settle(chunk, ChunkState.CLEAN if there else ChunkState.UNBACKED)
 
     def give_up(self) -> None:
         """Stop holding chunks in DRAM for writes that cannot be made now."""

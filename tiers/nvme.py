@@ -213,12 +213,14 @@ class NvmeTier:
 
     @contextmanager
     def kept(self, keys: Sequence[Key]) -> Iterator[None]:
-        """Chunks that are about to be read stay, whatever is evicted inside the block."""
+        """Chunks that are about to be read, or hung from, stay whatever is evicted in the block."""
         for key in keys:
             self._reading[key] = self._reading.get(key, 0) + 1
-        yield
-        for key in keys:
-            self._is_read(key)
+        try:
+            yield
+        finally:
+            for key in keys:
+                self._is_read(key)
 
     def submit(self) -> None:
         """Hand everything planned to the IO side, in one call."""

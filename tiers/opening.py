@@ -44,7 +44,7 @@ def open_tiers(config: StoreConfig, namespace: Namespace) -> ColdTiers:
     layout = namespace.layout
     slot_bytes = -(-layout.chunk_bytes // PAGE_BYTES) * PAGE_BYTES
     _check_budgets(config, slot_bytes, file_bytes(layout.chunk_bytes, Codec.RAW))
-    policy, o_direct = config.admission(), False
+    policy, o_direct = config.make_policy(), False
     policy.open(_capacity(config, slot_bytes, file_bytes(layout.chunk_bytes, Codec.RAW)))
     write_down = None if config.nvme_path is None else config.write_down
     why_not, metrics, events = WhyNot(), Metrics(), EventLog()

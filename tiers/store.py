@@ -48,16 +48,19 @@ class TieredStore:
         self._beside = Beside(self._cold)
         self._tensors = SlotTensors(self._cold.arena, self.layout)
         self._closed = False
+        self._observed: frozenset[Key] = frozenset()  # the request that was told of last
 
     # What is here ----------------------------------------------------------------------------
 
     def observe(self, keys: Sequence[Key], num_tokens: int | None = None) -> None:
         """A request with this chain arrived: admission learns from it, and the trace records it.
-        Once per request; put() does it by itself.
+        Once per request; put() does it by itself, unless it follows for a chain just observed.
 
         num_tokens: of its prompt, where that ends within a chunk that has no key.
         """
-        self._cold.learning.observe(self._chain(keys), time.monotonic(), num_tokens)
+        chain = self._chain(keys)
+        self._observed = frozenset(chain)
+        self._cold.learning.observe(chain, time.monotonic(), num_tokens)
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """The engine computed num_tokens of one prompt in `seconds`: loads that would take longer
@@ -218,7 +221,9 @@ class TieredStore:
             raise ValueError(f"{len(offered)} tensors from chunk {start} on, but {len(chain)} keys")
         chain = chain.head(start + len(offered))
         tail_tokens = offered[-1].shape[2] if offered else None
-        self.observe(chain)
+        if not self._observed.issuperset(chain[-1:]):
+            self.observe(chain)
+        self._observed = frozenset()
         deadline_s = time.monotonic() + self._timeout_s
         while True:
             job = self.prepare_store(chain, start, tail_tokens)
@@ -248,7 +253,7 @@ class TieredStore:
             self.complete_load(load)
             if start + len(found) == len(chain):
                 return found
-            if not views and load.why_not != NO_ROOM:
+            if load.why_not != NO_ROOM:
                 return found
             if not views and not self._wait_for_room(pending, deadline_s):
                 return found

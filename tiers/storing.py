@@ -43,12 +43,14 @@ class Storing:
         parent = chain[held - 1] if held else None
         sizes = [cold.layout.chunk_tokens] * (len(chain) - 1 - held) + [tail_tokens]
         worth = admitted.worth or repeat(None)
-        for key, num_tokens, value in zip(chain[held : admitted.stop], sizes, worth, strict=False):
-            chunk = cold.reserve(key, parent, num_tokens, ChunkState.WRITING, value)
-            if chunk is None:
-                break
-            chunks.append(chunk)
-            parent = key
+        wanted = zip(chain[held : admitted.stop], sizes, worth, strict=False)
+        with cold.nvme.kept(chain[held - 1 : held]):
+            for key, num_tokens, value in wanted:
+                chunk = cold.reserve(key, parent, num_tokens, ChunkState.WRITING, value)
+                if chunk is None:
+                    break
+                chunks.append(chunk)
+                parent = key
         cold.dram.unpin(*above)
         job.stop = held + len(chunks)
         job.wanted, job.chunks = tuple(range(held, job.stop)), tuple(chunks)

@@ -22,7 +22,14 @@ from ..lru import LruOrder
 from ..write_budget import WriteBudget
 from .hazard import REFIT_EVERY, refit, use_class
 from .history import observe
-from .judge import SEEN_IN_HBM, chance_on_nvme, worth_of_missing, worth_promoting, worth_writing
+from .judge import (
+    SEEN_IN_HBM,
+    WRITE_ABOVE,
+    chance_on_nvme,
+    worth_of_missing,
+    worth_promoting,
+    worth_writing,
+)
 from .order import WorthOrder
 from .places import index_of
 from .records import AGES, NONE, NUM_CLASSES, Model, Records, Rows
@@ -38,6 +45,7 @@ must not displace it."""
 
 NOT_LIKELY = "not likely to be used while nvme would keep it"
 TOO_MANY = f"a request's new chunks get {MAX_DRAM_SHARE:.0%} of dram at most"
+BUDGET_IS_SPENT = "write budget is spent"
 WORTH_LESS_IN_DRAM = "worth less than what is in dram"
 
 log = logging.getLogger(__name__)
@@ -85,6 +93,8 @@ class Learned(AdmissionPolicy):
         rows = self._book.find(offer.chain)
         if (named := int(np.argmax(rows == NONE)) if NONE in rows else len(rows)) < len(rows):
             rows = rows[:named]  # the rest was generated since, or nobody told of the request
+        if offer.boundary is Boundary.ONTO_NVME and named < len(offer.chain):
+            return self._stranger_onto_nvme(offer)
         if not named or offer.start >= len(offer.chain):
             return Decision(Answer.ADMIT, len(offer.chain))
         match offer.boundary:
@@ -116,15 +126,19 @@ class Learned(AdmissionPolicy):
         used = model.used[: now["used"]]
         header = _HEADER.pack(_MAGIC, _VERSION, AGES, len(used), _pace_s(now))
         tables = [used.astype("<i8"), model.events[used], model.exposure[used]]
-        return header + b"".join(table.tobytes() for table in tables)
+        tokens = b"" if self._budget is None else self._budget.save()
+        return header + b"".join(table.tobytes() for table in tables) + tokens
 
     def restore(self, data: bytes) -> None:
         if len(data) < _HEADER.size:
             return
         magic, version, ages, num_used, pace_s = _HEADER.unpack_from(data)
         size = _HEADER.size + num_used * 8 * (1 + 2 * AGES)
-        if (magic, version, ages) != (_MAGIC, _VERSION, AGES) or len(data) != size:
+        if (magic, version, ages) != (_MAGIC, _VERSION, AGES) or len(data) < size:
             return
+        if self._budget is not None:
+            self._budget.restore(data[size:])
+        data = data[:size]
         used = np.frombuffer(data, "<i8", num_used, _HEADER.size)
         tables = np.frombuffer(data, "<f8", offset=_HEADER.size + used.nbytes)
         sound = np.isfinite(tables).all() and (tables >= 0).all() and np.isfinite(pace_s)
@@ -153,6 +167,20 @@ class Learned(AdmissionPolicy):
         self._book.check_integrity()
         for order in self._orders.values():
             order.check_integrity()
+
+    def _stranger_onto_nvme(self, offer: Offer) -> Decision:
+        """What was generated, or nobody told of: its worth will be known when it is used."""
+        if not self._pays(offer, len(offer.chain), WRITE_ABOVE):
+            return Decision(Answer.THROTTLE, offer.start, BUDGET_IS_SPENT)
+        return Decision(Answer.ADMIT, len(offer.chain))
+
+    def _pays(self, offer: Offer, stop: int, chance: float) -> bool:
+        """Whether the write budget, if there is one, covers chain[start:stop]."""
+        if self._budget is None or stop == offer.start:
+            return True
+        chunk_bytes = offer.write_bytes // (len(offer.chain) - offer.start)
+        num_chunks = stop - offer.start
+        return self._budget.spend(chunk_bytes, [chance] * num_chunks, whole=True) == num_chunks
 
     def _settle(self) -> None:
         for order in self._orders.values():
@@ -194,19 +222,15 @@ class Learned(AdmissionPolicy):
         return _cut(offer, offer.start, WORTH_LESS_IN_DRAM)
 
     def _onto_nvme(self, offer: Offer, rows: Rows) -> Decision:
-        unknown = len(rows) < len(offer.chain)  # what it is worth will be known when it is used
-        if unknown or Tier.NVME not in self._capacity:
+        if Tier.NVME not in self._capacity:
             return Decision(Answer.ADMIT, len(offer.chain))
         model, nvme = self._book.model, self._book.places[Tier.NVME]
         stop = worth_writing(model, nvme, rows, offer.start)
         if stop == offer.start:
             return _cut(offer, stop, NOT_LIKELY)
         last = int(rows[stop - 1])
-        if self._budget is not None:
-            chunk_bytes = offer.write_bytes // (len(rows) - offer.start)
-            chances = [chance_on_nvme(model, nvme, last)] * (stop - offer.start)
-            if not self._budget.spend(chunk_bytes, chances, whole=True):
-                return Decision(Answer.THROTTLE, offer.start, "write budget is spent")
+        if not self._pays(offer, stop, chance_on_nvme(model, nvme, last)):
+            return Decision(Answer.THROTTLE, offer.start, BUDGET_IS_SPENT)
         worth = [index_of(model, last)] * (stop - offer.start)
         return Decision(Answer.ADMIT, stop, "" if stop == len(rows) else NOT_LIKELY, worth)
 

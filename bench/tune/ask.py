@@ -55,12 +55,24 @@ def run(
         seeds=seeds,
         budget=NO_BUDGET if write_budget is None else Budget.parse(write_budget),
     )
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"--out is {out}, and {out.parent} is no directory")
+    if out is not None:
+        out = _checked(out)
     document = answer(question, command, progress)
     if out is not None:
         _write_page(out, document)
     return document
+
+
+def _checked(out: Path) -> Path:
+    """Where the page goes; of a link, what it leads to."""
+    target = out.resolve()
+    if not target.parent.is_dir():
+        raise ValueError(f"--out is {out}, and {target.parent} is no directory")
+    if target.exists() and not target.is_file():
+        raise ValueError(f"--out is {out}, must be a file or not be there yet")
+    if not os.access(target.parent, os.W_OK):
+        raise ValueError(f"--out is {out}, and nothing can be written to {target.parent}")
+    return target
 
 
 def _field(text: str) -> tuple[str, str]:

@@ -37,6 +37,8 @@ class ColdModel:
         """Read from NVMe into slots of DRAM, in no order there; must stay on NVMe."""
         self.reading: set[Key] = set()
         """Is to be staged: must stay on NVMe."""
+        self.kept: set[Key] = set()
+        """Something is about to hang from it: must stay on NVMe."""
         self.promoted: set[Key] = set()
         """In DRAM, came from NVMe, and served nobody since."""
         self._questions = questions
@@ -201,7 +203,7 @@ class ColdModel:
 
     def _must_stay_on_nvme(self, key: Key) -> bool:
         """It is being written or read, or chunks in DRAM hang from it while it is not there."""
-        if key in self._writing or key in self.reading:
+        if key in self._writing or key in self.reading or key in self.kept:
             return True
         return self.dram.order.has_child(key) and key not in self.dram
 

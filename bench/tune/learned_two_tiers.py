@@ -134,13 +134,15 @@ def _store(model: Model, dram: Dram, nvme: Place, refused: NDArray[np.int64], ch
         refused[1] += len(chain) - stop
         if held and dram.seats[chain[held - 1]].here and not nvme.chunks[chain[held - 1]].here:
             dram.seats[chain[held - 1]].pinned = 1
+        if held:
+            dram.seats[chain[held - 1]].reading = 1  # stays on NVMe
         state.on_demand = ON_DEMAND
         while end < stop and _take_slot(model, dram, nvme, refused):
             _enter_dram(model, dram, nvme, chain[end])
             dram.seats[chain[end]].pinned = 1
             end += 1
         for at in range(max(0, held - 1), end):
-            dram.seats[chain[at]].pinned = 0
+            dram.seats[chain[at]].pinned = dram.seats[chain[at]].reading = 0
         state.admitted += end - held
     _touch(dram, chain, end)
 

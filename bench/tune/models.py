@@ -118,6 +118,13 @@ def kv_shape(source: str | Path | Mapping[str, Any], kv_dtype: str = "auto") -> 
     not known; OSError if the file cannot be read.
     """
     config, folder = _config(source)
+    try:
+        return _shape(config, folder, kv_dtype)
+    except (TypeError, AttributeError, OverflowError, MemoryError, RecursionError) as error:
+        raise ValueError(f"{config.name}: no config of a model ({error})") from error
+
+
+def _shape(config: ModelConfig, folder: Path | None, kv_dtype: str) -> ModelShape:
     model_dtype = str(config.get("torch_dtype", config.get("dtype", "bfloat16")))
     if model_dtype not in _MODEL_DTYPES:
         raise ValueError(f"{config.name}: torch_dtype is {model_dtype!r}, not a dtype known here")

@@ -168,12 +168,14 @@ class Replay:
         decision = self._questions.ask(Boundary.INTO_DRAM, chain, held, cold.free_slots)
         above = chain[held - 1 : held]  # a leaf until the first new chunk hangs from it
         cold.pinned.update(k for k in above if k in cold.dram and k not in cold.nvme)
+        cold.kept.update(above)
         cold.begin()
         while stop < decision.stop and cold.take_slot(worth_of(decision, stop - held)):
             cold.enter_dram(chain, stop)
             cold.pinned.add(chain[stop])  # an engine fills it
             stop += 1
         cold.pinned.difference_update(above)
+        cold.kept.clear()
         if stop < decision.stop and decision.worth and cold.may_evict:
             self._questions.refuse(Boundary.INTO_DRAM, WORTH_LESS, decision.stop - stop)
         cold.pinned.clear()

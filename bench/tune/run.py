@@ -31,6 +31,7 @@ from .trace import Trace
 
 Document = dict[str, Any]
 
+MOST_SEEDS = 1000
 DEFAULT_POLICIES = ("default", "lru", "opt")
 DEFAULT_MODEL = "llama-3.1-8b"
 
@@ -58,8 +59,8 @@ class Question:
     budget: Budget = NO_BUDGET
 
     def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise ValueError(f"--seeds is {self.seeds}, must be at least 1")
+        if not 1 <= self.seeds <= MOST_SEEDS:
+            raise ValueError(f"--seeds is {self.seeds}, must be from 1 to {MOST_SEEDS}")
         for name in self.policies:
             contender(name)
         for path in self.traces:

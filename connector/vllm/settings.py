@@ -8,13 +8,13 @@ import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, get_args
 
 from ...admission.base import AdmissionPolicy
 from ...admission.choices import POLICIES
 from ...admission.gated import Gated
+from ...admission.write_budget import WriteBudget
 from ...tiers.base import WriteDown
 from ...tiers.config import CodecName, StoreConfig, parse_bytes
 
@@ -39,6 +39,8 @@ class Settings:
         `admission_min_seen` times, where not all fits.
     admission_min_seen: requests with a prefix, the present one counted; 2 when gated, None when
         not.
+    nvme_bytes_per_day: the most that "learned" or "gated" may write to NVMe in a day, an hour of it
+        at once; None writes all that is worth it.
     write_down: "late", or "eager": every chunk goes to NVMe as soon as it is complete.
     trace_path: absolute path of a file that records what requests ask for, as hashes, for
         `rootcellar tune`; None records nothing.
@@ -60,6 +62,7 @@ class Settings:
     block_size: int | None = None
     admission: str = "learned"
     admission_min_seen: int | None = None
+    nvme_bytes_per_day: int | str | None = None
     write_down: WriteDown = "late"
     trace_path: str | None = None
     trace_bytes: int | str | None = None
@@ -90,6 +93,7 @@ class Settings:
             _whole("block_size", self.block_size, most=None)
         _one_of("admission", self.admission, tuple(sorted(POLICIES)))
         self._check_min_seen()
+        self._check_budget()
         _one_of("write_down", self.write_down, get_args(WriteDown))
         self._check_trace()
         _one_of("codec", self.codec, get_args(CodecName))
@@ -128,9 +132,20 @@ class Settings:
         )
 
     def _policy(self) -> Callable[[], AdmissionPolicy]:
-        if self.admission_min_seen is not None:
-            return partial(Gated, min_seen=self.admission_min_seen)
-        return POLICIES[self.admission]
+        if self.admission_min_seen is None and self.nvme_bytes_per_day is None:
+            return POLICIES[self.admission]
+        return self._make_policy
+
+    def _make_policy(self) -> AdmissionPolicy:
+        budget = None
+        if self.nvme_bytes_per_day is not None:
+            a_day = parse_bytes("nvme_bytes_per_day", self.nvme_bytes_per_day)
+            budget = WriteBudget.per_day(a_day)
+        if self.admission == "gated":
+            return Gated(min_seen=self.admission_min_seen or 2, write_budget=budget)
+        from ...admission.learned.policy import Learned  # compiles
+
+        return Learned(write_budget=budget)
 
     def _trace_of(self, replica: int, num_replicas: int) -> Path | None:
         """A recording has one writer."""
@@ -162,6 +177,19 @@ class Settings:
             )
         if self.trace_bytes is not None:
             _size("trace_bytes", self.trace_bytes)
+
+    def _check_budget(self) -> None:
+        if self.nvme_bytes_per_day is None:
+            return
+        _size("nvme_bytes_per_day", self.nvme_bytes_per_day)
+        given = f"nvme_bytes_per_day is {self.nvme_bytes_per_day!r}"
+        if self.nvme_path is None:
+            raise ValueError(f"{given} without nvme_path, which must be given too")
+        if self.admission not in ("learned", "gated"):
+            raise ValueError(
+                f'{given}, which only counts with admission "learned" or "gated",'
+                f" not {self.admission!r}"
+            )
 
     def _check_min_seen(self) -> None:
         if self.admission_min_seen is None:

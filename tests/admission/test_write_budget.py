@@ -141,3 +141,11 @@ def test_a_rate_or_burst_that_is_none_is_refused_by_name(field: str, value: floa
     values = {"rate_bytes_s": 1.0, "burst_bytes": 1.0, field: value}
     with pytest.raises(ValueError, match=f"{field} is {value}"):
         WriteBudget(rate_bytes_s=values["rate_bytes_s"], burst_bytes=values["burst_bytes"])
+
+
+def test_offers_from_before_the_clock_began_do_no_harm() -> None:
+    """What a restart finds is offered before any request."""
+    budget = WriteBudget(rate_bytes_s=1.0, burst_bytes=10.0)
+    assert budget.spend(1, [0.5, 0.5]) <= 2
+    budget.advance(1e6)
+    assert budget.spend(1, [0.5]) <= 1

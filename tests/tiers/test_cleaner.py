@@ -364,3 +364,26 @@ def test_the_capacity_of_each_tier_is_told_before_anything_else(tmp_path: Path) 
         assert told == [{Tier.DRAM: 3}, Tier.DRAM]
         assert store.put(keys_of((1, 2, 3, 4)), chunks_of((1, 2, 3, 4))) == 3
         assert store.flush()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_new_chunks_hang_from_is_not_written_over_to_make_room_for_them(
+    tmp_path: Path, beside: bool
+) -> None:
+    """The chunk before them is on NVMe alone, and NVMe is full of it."""
+    policy = Scripted()
+    policy.refuses.update(keys_of((4,)))
+    with _open(tmp_path, policy, dram=3, nvme=1) as store:
+        for head in (1, 2, 4):
+            job = store.prepare_store(keys_of((head,)))
+            store.complete_store(job)
+            if head == 1:
+                assert store.flush()
+        other = store.prepare_store(keys_of((3,)))  # in the slot of (1,)
+        chain = keys_of((1, 5))
+        new = store.prepare_beside(chain[:1], [b"b" * 32]) if beside else store.prepare_store(chain)
+        store.check_integrity()
+        store.complete_store(new)
+        store.complete_store(other)
+        assert store.flush()
+        store.check_integrity()

@@ -2,6 +2,8 @@ from typing import Any
 
 import pytest
 
+from rootcellar.admission.always import Always
+from rootcellar.admission.gated import Gated
 from rootcellar.tiers.config import StoreConfig, parse_bytes
 
 
@@ -59,5 +61,12 @@ def _configured(dram_bytes: Any = "1GiB", **changes: Any) -> StoreConfig:
 
 
 def test_a_policy_that_cannot_be_made_is_refused() -> None:
-    with pytest.raises(TypeError, match="admission is 'lru'"):
-        StoreConfig(dram_bytes=1, admission="lru")  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(ValueError, match="admission is 'fifo', must be one of 'arc'"):
+        StoreConfig(dram_bytes=1, admission="fifo")
+    with pytest.raises(TypeError, match=r"must be a name, a class or a factory"):
+        StoreConfig(dram_bytes=1, admission=Always())  # type: ignore[arg-type]  # on purpose
+
+
+def test_a_policy_is_made_of_a_name_or_a_factory() -> None:
+    assert isinstance(StoreConfig(dram_bytes=1, admission="gated").make_policy(), Gated)
+    assert isinstance(StoreConfig(dram_bytes=1, admission=Always).make_policy(), Always)

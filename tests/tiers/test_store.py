@@ -785,3 +785,22 @@ assert store.flush()
     subprocess.run([sys.executable, "-P", "-c", script], check=True, timeout=60)
     with _store(tmp_path) as store:
         _check(store, (1, 2), 2)
+
+
+def test_a_partial_hit_counts_what_is_missing_once() -> None:
+    with _store(None) as store:
+        _put(store, (1, 2))
+        assert len(store.get(keys_of((1, 2, 3, 4)))) == 2
+        assert store.stats()["missed_chunks"] == 2
+
+
+def test_a_put_after_its_request_was_told_of_is_no_other_request() -> None:
+    gate = FrequencyGate(min_seen=2)
+    config = replace(_config(None), admission=lambda: gate)
+    with TieredStore(config, NAMESPACE) as store:
+        keys = keys_of((1, 2))
+        store.observe(keys)
+        assert _put(store, (1, 2)) == 0
+        assert list(gate.counts(keys)) == [1, 1]
+        assert _put(store, (1, 2)) == 2  # another one
+        assert list(gate.counts(keys)) == [2, 2]

@@ -83,6 +83,20 @@ def test_a_spent_write_budget_throttles() -> None:
     assert policy.decide(offer).answer is Answer.THROTTLE
 
 
+def test_what_was_generated_is_paid_for_too_and_a_restart_brings_no_new_burst() -> None:
+    policy = Learned(write_budget=WriteBudget(rate_bytes_s=0.0, burst_bytes=4.0))
+    policy.open(TIERS)
+    chain = chain_of(1, 2, 3)
+    policy.observe(chain[:2], 0.0)
+    offer = Offer(Boundary.ONTO_NVME, chain, 0, 3, 100)
+    answers = [policy.decide(offer).answer for _ in range(2)]
+    assert answers == [Answer.ADMIT, Answer.THROTTLE]
+    again = Learned(write_budget=WriteBudget(rate_bytes_s=0.0, burst_bytes=4.0))
+    again.open(TIERS)
+    again.restore(policy.save())
+    assert again.decide(offer).answer is Answer.THROTTLE
+
+
 def test_one_request_gets_half_of_a_full_dram_and_all_that_is_free() -> None:
     policy = _open()
     chain = [bytes([1, n]).rjust(32, b"\0") for n in range(60)]

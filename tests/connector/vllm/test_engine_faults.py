@@ -38,7 +38,7 @@ def test_a_damaged_chunk_is_recomputed_counted_and_gone_and_what_is_before_it_st
     root = tmp_path / "kv"
     expected = plain(llama, [PROMPT])
     # The other prompts drive this one out of DRAM, so that each round reads it from NVMe.
-    with engine(llama, store(root, dram=f"{16 * CHUNK_BYTES}B")) as served:
+    with engine(llama, store(root, dram=f"{16 * CHUNK_BYTES}B", admission="lru")) as served:
         files = _files_in_order(served, root)
         for damage in (_truncate, _flip, _zero, os.unlink):
             for victim in (0, 3, NUM_CHUNKS - 1):
@@ -83,13 +83,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_when_the_disk_is_full_the_engine_serves_on(llama: Path, small_disk: Path) -> None:
-    with engine(llama, store(small_disk / "kv", nvme="1GiB", write_down="eager")) as served:
+    with engine(
+        llama, store(small_disk / "kv", nvme="1GiB", write_down="eager", admission="lru")
+    ) as served:
         _serves_on(llama, served)
 
 
 def test_when_the_disk_turns_read_only_the_engine_serves_on(llama: Path, tmp_path: Path) -> None:
     root = tmp_path / "kv"
-    with engine(llama, store(root, write_down="eager")) as served:
+    with engine(llama, store(root, write_down="eager", admission="lru")) as served:
         served.ask([PROMPT])
         served.settle()
         # Whatever is opened by its path from now on is on a read-only file system.

@@ -15,7 +15,13 @@ from rootcellar.connector.vllm.settings import SPEC_MODULE, SPEC_NAME, Settings
 NVME = {"nvme_path": "/nvme/kv", "nvme_bytes": "1TiB"}
 VALID = {"dram_bytes", "nvme_path", "nvme_bytes", "block_size", "admission", "admission_min_seen"}
 VALID |= {"codec", "io_lanes", "load_timeout_s", "weights_id", "offload_prompt_only"}
-VALID |= {"self_describing_kv_events", "write_down", "trace_path", "trace_bytes"}
+VALID |= {
+    "nvme_bytes_per_day",
+    "self_describing_kv_events",
+    "write_down",
+    "trace_path",
+    "trace_bytes",
+}
 
 
 def _settings(**extra: Any) -> Settings:
@@ -38,7 +44,7 @@ def test_everything_that_is_set_arrives_in_the_store() -> None:
     config = settings.store_config()
     assert (config.nvme_path, config.nvme_size) == (Path("/nvme/kv"), 1 << 40)
     assert (config.codec, config.io_lanes, config.load_timeout_s) == ("zstd", 8, 2)
-    assert isinstance(config.admission(), Gated)
+    assert isinstance(config.make_policy(), Gated)
 
 
 def test_a_recording_is_made_where_it_was_asked_for() -> None:
@@ -61,7 +67,7 @@ def test_a_recording_without_a_place_of_its_own_is_refused(path: object) -> None
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_can_be_had_by_its_name(name: str) -> None:
-    made = _settings(admission=name).store_config().admission()
+    made = _settings(admission=name).store_config().make_policy()
     assert type(made) is type(POLICIES[name]())
 
 
@@ -72,8 +78,8 @@ def test_a_policy_that_is_not_there_is_refused_with_those_that_are() -> None:
 
 
 def test_a_gate_opens_after_as_many_requests_as_were_asked_for() -> None:
-    asked = _settings(admission="gated", admission_min_seen=5).store_config().admission()
-    default = _settings(admission="gated").store_config().admission()
+    asked = _settings(admission="gated", admission_min_seen=5).store_config().make_policy()
+    default = _settings(admission="gated").store_config().make_policy()
     assert [vars(policy)["_min_seen"] for policy in (asked, default)] == [5, 2]
 
 
@@ -208,3 +214,15 @@ def test_every_possible_combination_opens(extra: dict[str, Any], nvme: bool) -> 
     for name, value in extra.items():
         assert getattr(settings, name) == value
     assert settings.store_config().dram_size > 0
+
+
+def test_a_day_of_writes_can_be_bounded() -> None:
+    for admission in ("learned", "gated"):
+        settings = _settings(**NVME, admission=admission, nvme_bytes_per_day="10TB")
+        assert settings.store_config().make_policy() is not settings.store_config().make_policy()
+    with pytest.raises(ValueError, match="nvme_bytes_per_day is '10TB' without nvme_path"):
+        _settings(nvme_bytes_per_day="10TB")
+    with pytest.raises(ValueError, match="only counts with admission"):
+        _settings(**NVME, admission="lru", nvme_bytes_per_day="10TB")
+    with pytest.raises(ValueError, match="nvme_bytes_per_day is 0"):
+        _settings(**NVME, nvme_bytes_per_day=0)

@@ -84,7 +84,7 @@ def test_a_gate_opens_after_as_many_requests_as_were_asked_for() -> None:
 
 
 def test_every_store_gets_a_policy_of_its_own() -> None:
-    make = _settings(admission="gated").store_config().admission
+    make = _settings(admission="gated").store_config().make_policy
     assert make() is not make()
 
 

@@ -183,7 +183,7 @@ def test_tune_answers_with_json_a_table_or_a_page(
     assert call(monkeypatch, *asked) == 0
     assert "75.00" in capsys.readouterr().out
     assert call(monkeypatch, *asked, "--out", str(page)) == 0
-    assert capsys.readouterr().out == ""
+    assert f"The report is in {page}." in capsys.readouterr().out
     assert page.read_text().lower().startswith("<!doctype html>")
     assert call(monkeypatch, *asked, "--device", "speed=9") == 2
     assert "speed" in capsys.readouterr().err

@@ -256,3 +256,24 @@ def test_prefill_passes_the_active_experts_and_attends_with_whole_heads() -> Non
 
 def _flops(shape: ModelShape, start: int, stop: int) -> float:
     return float(shape.prefill_flops(np.array([start]), np.array([stop]))[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"quantization_config": "x"},
+        {"num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": 0},
+        {"num_hidden_layers": 10**30},
+    ],
+)
+def test_a_config_of_the_wrong_kind_is_a_value_error(change: dict[str, Any]) -> None:
+    config = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+    }
+    kv_shape(config)
+    with pytest.raises(ValueError, match="config"):
+        kv_shape(config | change)

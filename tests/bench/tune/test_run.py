@@ -1,6 +1,7 @@
 """From trace files to the document of `rootcellar tune`, and to its page."""
 
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -338,3 +339,30 @@ def _trace(
         output_tokens=np.zeros(len(sizes), np.int64),
         chunk_tokens=256,
     )
+
+
+def test_a_page_replaces_files_only_and_goes_where_a_link_leads(tmp_path: Path) -> None:
+    trace = write_mooncake(tmp_path / "chat.jsonl", 8)
+    pipe, link, real = tmp_path / "pipe", tmp_path / "link.html", tmp_path / "real.html"
+    os.mkfifo(pipe)
+    link.symlink_to(real)
+
+    def tune(out: Path) -> None:
+        ask.run([trace], model=MODEL, policies=["lru"], out=out, command=["tune"], progress=ignore)
+
+    for there in (pipe, tmp_path):
+        with pytest.raises(ValueError, match="must be a file or not be there yet"):
+            tune(there)
+    with pytest.raises(ValueError, match="is no directory"):
+        tune(tmp_path / "nowhere" / "page.html")
+    assert pipe.is_fifo()
+    tune(link)
+    assert link.is_symlink()
+    assert real.read_text().lower().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("seeds", [0, 1_000_000_000])
+def test_a_number_of_seeds_that_nobody_can_wait_for_is_refused(tmp_path: Path, seeds: int) -> None:
+    trace = write_mooncake(tmp_path / "chat.jsonl", 8)
+    with pytest.raises(ValueError, match=f"--seeds is {seeds}, must be from 1 to 1000"):
+        ask.run([trace], model=MODEL, seeds=seeds, command=["tune"], progress=ignore)

@@ -1,6 +1,7 @@
 """A toy store in a process of its own, for tests that kill it, or its IO worker, for real."""
 
 import multiprocessing
+import contextlib
 import os
 import signal
 import time
@@ -95,7 +96,8 @@ class KillableStore:
 
     def kill_worker(self) -> None:
         for worker in self.workers():
-            os.kill(worker, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # one killed before may go meanwhile
+                os.kill(worker, signal.SIGKILL)
 
     def kill(self) -> None:
         workers = self.workers()

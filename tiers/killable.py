@@ -1,7 +1,7 @@
 """A toy store in a process of its own, for tests that kill it, or its IO worker, for real."""
 
-import multiprocessing
 import contextlib
+import multiprocessing
 import os
 import signal
 import time

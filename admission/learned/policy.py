@@ -91,11 +91,12 @@ class Learned(AdmissionPolicy):
     def decide(self, offer: Offer) -> Decision:
         self._settle()
         rows = self._book.find(offer.chain)
-        if (named := int(np.argmax(rows == NONE)) if NONE in rows else len(rows)) < len(rows):
-            rows = rows[:named]  # the rest was generated since, or nobody told of the request
-        if offer.boundary is Boundary.ONTO_NVME and named < len(offer.chain):
+        unknown = np.flatnonzero(rows == NONE)  # generated since, or nobody told of the request
+        if len(unknown) and offer.boundary is Boundary.ONTO_NVME:
             return self._stranger_onto_nvme(offer)
-        if not named or offer.start >= len(offer.chain):
+        if len(unknown):
+            rows = rows[: unknown[0]]
+        if not len(rows) or offer.start >= len(offer.chain):
             return Decision(Answer.ADMIT, len(offer.chain))
         match offer.boundary:
             case Boundary.INTO_HBM:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from rootcellar.admission.frequency_gate import FrequencyGate
 from rootcellar.tiers.base import LoadState, Tier
 from rootcellar.tiers.config import IoKind, StoreConfig
 from rootcellar.tiers.errors import StoreClosedError, StoreLockedError
+from rootcellar.tiers.io.base import NO_PARENT, Status
 from rootcellar.tiers.io.process import ProcessBackend
 from rootcellar.tiers.store import TieredStore
 from rootcellar.tiers.toy import (
@@ -804,3 +806,30 @@ def test_a_put_after_its_request_was_told_of_is_no_other_request() -> None:
         assert list(gate.counts(keys)) == [1, 1]
         assert _put(store, (1, 2)) == 2  # another one
         assert list(gate.counts(keys)) == [2, 2]
+
+
+def test_a_chunk_whose_parent_failed_in_the_same_poll_is_not_taken_for_written(
+    tmp_path: Path,
+) -> None:
+    """Both writes ended before anybody looked: the good one is told of first."""
+    with TieredStore(replace(_config(tmp_path), write_down="eager"), NAMESPACE) as store:
+        ledger: Any = store._cold.nvme._ledger  # type: ignore[union-attr]
+        poll, ended = ledger.poll, list[Any]()
+
+        def child_first() -> list[Any]:
+            ended.extend(poll())
+            if len(ended) < 2:
+                return []
+            (job, done, released), child = sorted(
+                ended, key=lambda e: e[0].meta.parent != NO_PARENT
+            )
+            ledger.poll = poll
+            return [child, (job, replace(done, status=Status.FAILED), released)]
+
+        ledger.poll = child_first
+        _put(store, (1, 2))
+        assert store.flush()
+        assert ended
+        store.check_integrity()
+        assert store.lookup(keys_of((1, 2))).tiers == (Tier.DRAM, Tier.DRAM)
+        assert store.stats()["nvme"]["chunks"] == 0

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rootcellar.admission.base import Boundary
+from rootcellar.admission.learned.policy import Learned
 from rootcellar.tiers.config import StoreConfig
 from rootcellar.tiers.store import TieredStore
 from rootcellar.tiers.toy import CHUNK_BYTES, FILE_BYTES, NAMESPACE, chunks_of, keys_of
@@ -17,7 +19,9 @@ DOCUMENT_CHUNKS = 400
 """100,000 tokens, were a chunk 256 of them."""
 
 
-def _open(root: Path | None, *, dram: int = 100, nvme: int = 300) -> TieredStore:
+def _open(
+    root: Path | None, *, dram: int = 100, nvme: int = 300, policy: Learned | None = None
+) -> TieredStore:
     if root is None:
         return TieredStore(StoreConfig(dram_bytes=dram * CHUNK_BYTES), NAMESPACE)
     config = StoreConfig(
@@ -25,6 +29,7 @@ def _open(root: Path | None, *, dram: int = 100, nvme: int = 300) -> TieredStore
         nvme_path=root / "store",
         nvme_bytes=nvme * FILE_BYTES,
         io="threads",
+        admission="learned" if policy is None else lambda: policy,
     )
     return TieredStore(config, NAMESPACE)
 
@@ -89,13 +94,15 @@ def test_hbm_takes_a_viral_prompt_with_its_second_request() -> None:
 
 def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
     """Hot prompts come back all the time and others never: known at once by the next process."""
-    with _open(tmp_path) as store:
+    before, after = Learned(), Learned()
+    with _open(tmp_path, policy=before) as store:
         for round_ in range(60):
             for chain in HOT:
                 _request(store, chain)
                 _request(store, tuple(9000 + 50 * round_ + n for n in range(12)))
-    saved = (tmp_path / "store" / "admission.bin").read_bytes()
-    assert len(saved) > 1000
-    with _open(tmp_path) as store:
+    assert before.model.events.sum() > 100
+    with _open(tmp_path, policy=after) as store:
+        assert np.array_equal(after.model.events, before.model.events)
+        assert np.array_equal(after.model.exposure, before.model.exposure)
         for chain in HOT:
             assert _request(store, chain) == len(chain)

@@ -60,6 +60,15 @@ def test_a_chunk_is_worth_what_any_below_it_is() -> None:
     assert list(worth) == sorted(worth, reverse=True)
 
 
+def test_a_newcomer_must_be_worth_half_as_much_again() -> None:
+    policy = _taught({Tier.DRAM: 64})
+    chain = chain_of(1, 2)
+    policy.observe(chain, 10_000.0)
+    (worth,) = policy.decide(Offer(Boundary.INTO_DRAM, chain, 1, 1, 0)).worth
+    klass = policy.model.chunks["klass"][policy._book.row(chain[1])]
+    assert worth == pytest.approx(policy.model.worth[klass, 0] / 1.5)
+
+
 def test_a_chain_that_will_not_come_back_is_not_written() -> None:
     policy = _taught()
     full = policy.order(Tier.NVME)

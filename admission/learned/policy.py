@@ -1,7 +1,6 @@
 """The learned policy, as a store sees it."""
 
 import logging
-import struct
 import time
 from collections.abc import Mapping
 from functools import cache
@@ -20,7 +19,7 @@ from ..base import (
 )
 from ..lru import LruOrder
 from ..write_budget import WriteBudget
-from .hazard import REFIT_EVERY, refit, use_class
+from .hazard import REFIT_EVERY
 from .history import observe
 from .judge import (
     SEEN_IN_HBM,
@@ -32,8 +31,9 @@ from .judge import (
 )
 from .order import WorthOrder
 from .places import index_of
-from .records import AGES, NONE, NUM_CLASSES, Model, Records, Rows
+from .records import NONE, Model, Rows
 from .rows import RowBook
+from .saved import pack, unpack
 
 GHOSTS = 16
 """Chunks remembered for each that the largest tier holds."""
@@ -49,9 +49,6 @@ BUDGET_IS_SPENT = "write budget is spent"
 WORTH_LESS_IN_DRAM = "worth less than what is in dram"
 
 log = logging.getLogger(__name__)
-
-_HEADER = struct.Struct("<8sIIId")
-_MAGIC, _VERSION = b"RCLEARN\0", 1
 
 
 class Learned(AdmissionPolicy):
@@ -122,35 +119,13 @@ class Learned(AdmissionPolicy):
         return worth_order
 
     def save(self) -> bytes:
-        """Counts of the classes in use, and the pace of requests."""
-        model, now = self._book.model, self._book.model.now[0]
-        used = model.used[: now["used"]]
-        header = _HEADER.pack(_MAGIC, _VERSION, AGES, len(used), _pace_s(now))
-        tables = [used.astype("<i8"), model.events[used], model.exposure[used]]
         tokens = b"" if self._budget is None else self._budget.save()
-        return header + b"".join(table.tobytes() for table in tables) + tokens
+        return pack(self._book.model) + tokens
 
     def restore(self, data: bytes) -> None:
-        if len(data) < _HEADER.size:
-            return
-        magic, version, ages, num_used, pace_s = _HEADER.unpack_from(data)
-        size = _HEADER.size + num_used * 8 * (1 + 2 * AGES)
-        if (magic, version, ages) != (_MAGIC, _VERSION, AGES) or len(data) < size:
-            return
-        if self._budget is not None:
-            self._budget.restore(data[size:])
-        data = data[:size]
-        used = np.frombuffer(data, "<i8", num_used, _HEADER.size)
-        tables = np.frombuffer(data, "<f8", offset=_HEADER.size + used.nbytes)
-        sound = np.isfinite(tables).all() and (tables >= 0).all() and np.isfinite(pace_s)
-        if not sound or not ((used >= 0) & (used < NUM_CLASSES)).all() or pace_s < 0:
-            return
-        model = self._book.model
-        for klass in used.tolist():
-            use_class(model, klass)
-        model.events[used], model.exposure[used] = tables.reshape(2, num_used, AGES)
-        refit(model)
-        model.now["gaps"], model.now["gaps_s"] = (32, 32 * pace_s) if pace_s else (0, 0)
+        rest = unpack(self._book.model, data)
+        if rest is not None and self._budget is not None:
+            self._budget.restore(rest)
 
     @property
     def model(self) -> Model:
@@ -264,7 +239,3 @@ def most_ghosts(largest: int) -> int:
 
 def _cut(offer: Offer, stop: int, reason: str) -> Decision:
     return Decision(Answer.ADMIT if stop > offer.start else Answer.REJECT, stop, reason)
-
-
-def _pace_s(now: Records) -> float:
-    return float(now["gaps_s"] / now["gaps"]) if now["gaps"] >= 32 else 0.0

@@ -6,6 +6,7 @@ cannot serve.
 """
 
 import contextlib
+import sys
 
 CONNECTOR = "RootCellarConnector"
 
@@ -17,3 +18,7 @@ def register() -> None:
     # Raised for a name that is taken: by us, in an earlier call.
     with contextlib.suppress(ValueError):
         KVConnectorFactory.register_connector(CONNECTOR, __package__, CONNECTOR)
+    if "llvmlite" in sys.modules:  # a store was used here before the engine
+        from .kernel_scan import mend
+
+        mend()

@@ -31,6 +31,16 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ..tiers.arena import SharedArena
+from ..tiers.cuda_runtime import (
+    MEMLOCK_CURE,
+    CudaRuntime,
+    TorchRuntime,
+    current_device,
+    current_pci_address,
+)
+from ..tiers.numa import gpu_node
+
 PROBE_S = 2.0
 COPY_BYTES = 64 << 20
 BLOCK_BYTES = 4 << 20
@@ -117,11 +127,15 @@ def _cuda() -> Iterator[Check]:
         yield Check("cuda", Status.OK, f"{torch.version.cuda}: {', '.join(names)}")
         yield _cupy(Status.WARN)
         yield _memlock(Status.WARN)
+        yield _pinning(TorchRuntime(current_device()))
+        yield _gpu_node(current_pci_address())
         return
     advice = "to use a GPU: a driver that nvidia-smi sees and a torch built with CUDA"
     yield Check("cuda", Status.WARN, f"no device (torch CUDA: {torch.version.cuda})", advice)
     yield _cupy(Status.OK)
     yield _memlock(Status.OK)
+    yield Check("pinned DRAM", Status.OK, "without a GPU, nothing to pin for")
+    yield _gpu_node(None)
 
 
 def _cupy(when_missing: Status) -> Check:
@@ -136,11 +150,32 @@ def _memlock(when_limited: Status) -> Check:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         return Check("memlock limit", Status.OK, "unlimited")
-    advice = (
-        "pinning DRAM may need more: ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd "
-        "unit, or docker run --ulimit memlock=-1"
-    )
+    advice = f"pinning DRAM may need more: {MEMLOCK_CURE}"
     return Check("memlock limit", when_limited, _size(soft), _unless_ok(when_limited, advice))
+
+
+def _pinning(cuda: CudaRuntime) -> Check:
+    """Tries it on memory such as the DRAM tier's; a driver may still refuse more than that."""
+    arena = SharedArena(COPY_BYTES, 1)
+    try:
+        code = cuda.register(arena.address, COPY_BYTES)
+        if code == 0:
+            cuda.unregister(arena.address)
+            return Check("pinned DRAM", Status.OK, f"yes, {_size(COPY_BYTES)} tried")
+        why = cuda.describe(code)
+    except RuntimeError as error:
+        why = str(error)
+    finally:
+        arena.close()
+    advice = "copies to and from DRAM are slower; see the memlock limit and the driver's log"
+    return Check("pinned DRAM", Status.WARN, f"{_size(COPY_BYTES)} refused: {why}", advice)
+
+
+def _gpu_node(pci_address: str | None) -> Check:
+    """Information only: the store asks for memory there, and does without where it is not known."""
+    node = gpu_node(pci_address)
+    value = "no preference: unknown, or several" if node is None else str(node)
+    return Check("NUMA node of the GPU", Status.OK, value)
 
 
 def _unless_ok(status: Status, advice: str) -> str:

@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass
 
 from .errors import TierError
+from .numa import prefer_node
 
 PAGE_BYTES = 4096
 STEP_BYTES = 64 << 20
@@ -35,6 +36,8 @@ class ArenaMapping:
         self._map = mmap.mmap(fd, slot_bytes * num_slots)
         self.buffer = memoryview(self._map)
         """All slots, one after the other."""
+        self.pinned_slots = 0
+        """Slots [0, pinned_slots) are page-locked for CUDA in this process; its pinner's to set."""
 
     def slot(self, index: int) -> memoryview:
         """The slot_bytes writable bytes of one slot."""
@@ -42,6 +45,10 @@ class ArenaMapping:
             raise IndexError(f"slot is {index}, must be from 0 to {self.num_slots - 1}")
         start = index * self.slot_bytes
         return self.buffer[start : start + self.slot_bytes]
+
+    def is_pinned(self, slot: int) -> bool:
+        """Whether the GPU reads and writes the slot by itself."""
+        return slot < self.pinned_slots
 
     @property
     def address(self) -> int:
@@ -103,9 +110,10 @@ class SharedArena(ArenaMapping):
     """Creates the memory and populates it in the background; only touched slots may be used.
 
     The first step is populated before the constructor returns, so a small arena is ready at once.
+    numa_node: where its memory is to come from, if that has room; None for no preference.
     """
 
-    def __init__(self, slot_bytes: int, num_slots: int) -> None:
+    def __init__(self, slot_bytes: int, num_slots: int, numa_node: int | None = None) -> None:
         if slot_bytes <= 0 or slot_bytes % PAGE_BYTES:
             raise ValueError(f"slot_bytes is {slot_bytes}, must be a multiple of {PAGE_BYTES}")
         if num_slots <= 0:
@@ -117,6 +125,8 @@ class SharedArena(ArenaMapping):
         except BaseException:
             os.close(fd)
             raise
+        if numa_node is not None:  # before the first touch: what is populated stays where it is
+            prefer_node(numa_node, self.address, slot_bytes * num_slots)
         self.touched_slots = 0
         """Slots [0, touched_slots) may be used; only grows."""
         self.populate_error: OSError | None = None

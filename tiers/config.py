@@ -26,8 +26,9 @@ class StoreConfig:
     """Budgets and behaviour of one TieredStore. Sizes are bytes, or strings such as "64GiB".
 
     dram_bytes: DRAM for chunks, at least one chunk; allocated in the background when it opens.
-    pin_dram: page-lock that memory for CUDA in this process. False where another process, an
-        engine's worker, maps and pins it.
+    pin_dram: page-lock that memory for CUDA in this process, in the background; what the driver
+        refuses is used all the same, copied slower. False where another process, an engine's
+        worker, maps and pins it.
     nvme_path: directory of the store on disk, made when absent; None keeps everything in DRAM.
     nvme_bytes: disk for chunk files; the index beside them takes about 300 bytes a chunk more.
     io: "process" reads and verifies in a worker process, where the interpreter lock of the

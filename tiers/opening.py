@@ -14,6 +14,7 @@ from .chunk_file import file_bytes, supports_o_direct
 from .cleaner import Cleaner
 from .cold import ColdTiers
 from .config import CODECS, StoreConfig
+from .cuda_runtime import TorchRuntime, current_device, current_pci_address
 from .dram import DramTier
 from .events import EventLog
 from .flusher import Flusher
@@ -25,9 +26,9 @@ from .learning import Learning
 from .load_times import LoadTimes
 from .metrics import Metrics
 from .noop import NoNvme
+from .numa import gpu_node
 from .nvme import NvmeTier
 from .offers import Offers
-from .pinned import CudaRuntime
 from .pinning import ArenaPinner
 from .recover import open_directory
 from .trace_recorder import TraceRecorder
@@ -56,11 +57,11 @@ def open_tiers(config: StoreConfig, namespace: Namespace) -> ColdTiers:
             undo.callback(recovered.lock.close)
         learning = _open_learning(config, policy, root, layout)  # before any order is made
         undo.callback(learning.close)
-        arena = SharedArena(slot_bytes, config.dram_size // slot_bytes)
+        node = gpu_node(current_pci_address())
+        arena = SharedArena(slot_bytes, config.dram_size // slot_bytes, node)
         undo.callback(arena.close)
         if config.pin_dram and torch.cuda.is_available():
-            cudart: CudaRuntime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's
-            undo.callback(ArenaPinner(arena, cudart).close)
+            undo.callback(ArenaPinner(arena, TorchRuntime(current_device())).close)
         order = policy.order(Tier.DRAM)
         dram = DramTier(arena, order, why_not, metrics, events, write_down or "eager")
         nvme: NvmeTier | NoNvme = NoNvme()

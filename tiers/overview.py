@@ -34,6 +34,7 @@ def snapshot(cold: ColdTiers, *, open_loads: int) -> dict[str, Any]:
             "slot_bytes": slot_bytes,
             "bytes_used": len(cold.dram) * slot_bytes,
             "bytes": slots * slot_bytes,
+            "bytes_page_locked": cold.arena.pinned_slots * slot_bytes,
         },
         "nvme": cold.nvme.stats(),
     }

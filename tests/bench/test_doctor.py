@@ -15,6 +15,7 @@ from rich.console import Console
 
 from rootcellar.bench import doctor
 from rootcellar.bench.doctor import Status
+from rootcellar.tiers.io.testing import open_files
 
 
 @pytest.fixture
@@ -33,6 +34,8 @@ def test_every_check_reports_a_status_and_a_value(tmp_path: Path) -> None:
         "cuda",
         "cupy",
         "memlock limit",
+        "pinned DRAM",
+        "NUMA node of the GPU",
         "shmem huge pages",
         "hugetlb pages",
         "MADV_POPULATE_WRITE",
@@ -168,10 +171,64 @@ def test_a_gpu_is_named_and_makes_its_own_limits_matter(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(metadata, "distributions", lambda: iter(()))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (0, 0))
-    cuda, cupy, memlock = doctor._cuda()
+    monkeypatch.setattr(doctor, "TorchRuntime", lambda device: _Cuda(0))
+    cuda, cupy, memlock, pinned, node = doctor._cuda()
     assert (cuda.status, cuda.value) == (Status.OK, "13.0: GPU one")
     assert (cupy.status, cupy.advice) == (Status.WARN, "pip install 'rootcellar[cuda13]'")
     assert memlock.status is Status.WARN
+    assert pinned.status is node.status is Status.OK
+
+
+class _Cuda:
+    """Answers every call with one code, or with an error."""
+
+    def __init__(self, answer: int | RuntimeError) -> None:
+        self.answer = answer
+        self.registered: list[int] = []
+
+    def register(self, address: int, size_bytes: int, /) -> int:
+        if isinstance(self.answer, RuntimeError):
+            raise self.answer
+        self.registered += [address] * (self.answer == 0)
+        return self.answer
+
+    def unregister(self, address: int, /) -> int:
+        self.registered.remove(address)
+        return 0
+
+    def describe(self, code: int, /) -> str:
+        return f"out of memory ({code})"
+
+
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize(
+    ("answer", "status", "value"),
+    [
+        (0, Status.OK, "yes, 1.0 MiB tried"),
+        (2, Status.WARN, "1.0 MiB refused: out of memory (2)"),
+        (RuntimeError("CUDA was forked"), Status.WARN, "1.0 MiB refused: CUDA was forked"),
+    ],
+)
+def test_pinning_is_tried_and_undone(
+    answer: int | RuntimeError, status: Status, value: str
+) -> None:
+    cuda, before = _Cuda(answer), open_files()
+    check = doctor._pinning(cuda)
+    assert (check.status, check.value) == (status, value)
+    assert bool(check.advice) == (status is Status.WARN)
+    assert cuda.registered == []
+    assert open_files() == before
+
+
+@pytest.mark.parametrize(
+    ("node", "value"), [(1, "1"), (0, "0"), (None, "no preference: unknown, or several")]
+)
+def test_the_node_of_the_gpu_is_shown(
+    node: int | None, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "gpu_node", {"0000:17:00.0": node}.get)
+    check = doctor._gpu_node("0000:17:00.0")
+    assert (check.status, check.value, check.advice) == (Status.OK, value, "")
 
 
 def test_the_table_shows_what_it_is_told_letter_by_letter() -> None:

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from ..admission.base import Tier
-from ..kernels import scatter
+from ..kernels import PagedKV, scatter
 from ..tiers.base import Load
 from ..tiers.store import TieredStore
 from .engine_thread import BUSY_ENGINES, ENGINES, Step, run_alone, run_until_ready
@@ -74,11 +75,12 @@ def open_rivals(at: Field, depth: int, page_loop: Path | None) -> Iterator[dict[
     rivals: dict[What, Rival] = {MEMCPY: partial(_memcpy, at, at.dram_addresses(), depth)}
     if page_loop is not None:
         rivals[BY_PAGE] = partial(_by_page, at, at.dram_addresses(), page_loop, depth)
+    kv = PagedKV.of_slots(at.pool.pages)
     with ExitStack() as undo:
         for name, store in at.stores.items():
             slots = at.read_slots(store, depth)
             reader = undo.enter_context(RawReader(at.files, slots, at.direct))
-            rivals[What(DRAM, name)] = partial(_dram_hits, at, store, depth)
+            rivals[What(DRAM, name)] = partial(_dram_hits, at, kv, store, depth)
             rivals[What(MISS, name)] = partial(_misses, at, store, depth)
             for engine, step in ENGINES.items():
                 rivals[What(NVME, name, engine)] = partial(_nvme_hits, at, store, reader, step)
@@ -117,7 +119,7 @@ def _nvme_hit(
     return latency_s, steps
 
 
-def _dram_hits(at: Field, store: TieredStore, depth: int) -> Samples:
+def _dram_hits(at: Field, kv: PagedKV, store: TieredStore, depth: int) -> Samples:
     latencies_s: list[float] = []
     in_page = np.arange(PAGE_TOKENS)
     for start in _starts(at, depth):
@@ -127,7 +129,8 @@ def _dram_hits(at: Field, store: TieredStore, depth: int) -> Samples:
         start_s = time.perf_counter()
         load = store.prepare_load(chain, start)
         for view, chunk_slots in zip(store.load_views(load), slots, strict=True):
-            scatter(view, at.pool.pages, chunk_slots)
+            chunk = view.view(torch.uint8).view(1, -1)
+            scatter(chunk, kv, chunk_slots, pages_per_chunk=len(chunk_slots))
         store.complete_load(load)
         latencies_s.append(time.perf_counter() - start_s)
         _require_whole(load, depth, Tier.DRAM)

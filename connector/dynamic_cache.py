@@ -1,16 +1,16 @@
-"""A transformers DynamicCache as chunks see it: its layout, made from stored KV, and read back.
+"""A transformers DynamicCache as chunks see it: the layout of its KV, and its pages.
 
 transformers keeps keys and values per layer as (1, num_kv_heads, tokens, head_dim); chunks and
 pages are (num_layers, 2, tokens, num_kv_heads, head_dim).
 """
 
 import inspect
-from collections.abc import Sequence
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from ..kernels import PagedKV
 from ..tiers.layout import KVLayout
 from .unsupported import UnsupportedModelError, check_model
 
@@ -37,7 +37,7 @@ def model_layout(model: PreTrainedModel) -> KVLayout:
             f"{type(model).__name__} cannot be cached: its layers do not all keep one key and one "
             f"value of the same shape and dtype per token on one device"
         )
-    _, num_kv_heads, num_tokens, head_dim = kind[0]
+    _, num_kv_heads, _, head_dim = kind[0]
     layout = KVLayout(
         num_layers=len(cache.layers),
         num_kv_heads=num_kv_heads,
@@ -45,44 +45,21 @@ def model_layout(model: PreTrainedModel) -> KVLayout:
         dtype=str(kind[1]).removeprefix("torch."),
     )
     # Equal lengths run equal kernels: between these two only the last token's KV may differ.
-    before = torch.empty(2, *layout.shape(num_tokens - 1), dtype=kind[1], device=kind[2])
-    for out, held in zip(before, (cache, _run(model, [0, 1, 3])), strict=True):
-        read_tokens(held, 0, num_tokens - 1, out)
-    one, other = before.float()
+    one, other = (
+        torch.cat([states[..., :-1, :] for layer in held.layers for states in _states(layer)])
+        for held in (cache, _run(model, [0, 1, 3]))
+    )
     rounding = max(_ROUNDING, torch.finfo(kind[1]).eps)
-    if (one - other).norm() > rounding * one.norm():
+    if (one.float() - other.float()).norm() > rounding * one.float().norm():
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot be cached: a token's KV depends on the tokens after it"
         )
     return layout
 
 
-def append_tokens(cache: DynamicCache, parts: Sequence[torch.Tensor], device: torch.device) -> None:
-    """Append the tokens of `parts`, in order; the parts may be released afterwards.
-
-    A part is (num_layers, 2, tokens, num_kv_heads, head_dim) on any device; `device` is the
-    model's.
-    """
-    for layer in range(len(parts[0]) if parts else 0):
-        keys, values = (
-            torch.cat([_as_heads(part[layer, factor], device) for part in parts], dim=-2)
-            for factor in range(2)
-        )
-        cache.update(keys, values, layer)
-
-
-def read_tokens(cache: DynamicCache, start: int, stop: int, out: torch.Tensor) -> None:
-    """Copy the KV of tokens [start, stop) into `out` (num_layers, 2, stop - start, ...)."""
-    for layer, held in enumerate(cache.layers):
-        assert isinstance(held, DynamicLayer)
-        for factor, states in enumerate((held.keys, held.values)):
-            assert states is not None
-            out[layer, factor].copy_(states[0, :, start:stop].transpose(0, 1))
-
-
-def _as_heads(tokens: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """(tokens, num_kv_heads, head_dim) -> (1, num_kv_heads, tokens, head_dim), a view if it can."""
-    return tokens.to(device).transpose(0, 1)[None]
+def cache_pages(cache: DynamicCache) -> PagedKV:
+    """The cache's own keys and values, a page per token; good until the cache changes."""
+    return PagedKV.of_heads([_states(layer) for layer in cache.layers])
 
 
 def _run(model: PreTrainedModel, tokens: list[int]) -> DynamicCache:
@@ -91,6 +68,13 @@ def _run(model: PreTrainedModel, tokens: list[int]) -> DynamicCache:
         input_ids = torch.tensor([tokens], device=model.device)
         model(input_ids, use_cache=True, **{cache_argument(model): cache})
     return cache
+
+
+def _states(layer: object) -> tuple[torch.Tensor, torch.Tensor]:
+    assert isinstance(layer, DynamicLayer)
+    assert layer.keys is not None
+    assert layer.values is not None
+    return layer.keys, layer.values
 
 
 def _kind_of(layer: object) -> tuple[torch.Size, torch.dtype, torch.device] | None:

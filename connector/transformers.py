@@ -23,16 +23,19 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteriaList
 
 from ..admission.base import Boundary
-from ..kernels import gather, scatter
+from ..kernels import PagedKV
 from ..tiers.base import Key, Tier
 from ..tiers.config import StoreConfig
+from ..tiers.device import device_of
 from ..tiers.errors import StoreClosedError
 from ..tiers.keys import chunk_keys, extend_keys
 from ..tiers.layout import Namespace
 from ..tiers.pages import PagePool
 from ..tiers.radix import Match, RadixTree
 from ..tiers.store import TieredStore
-from .dynamic_cache import append_tokens, cache_argument, model_layout, read_tokens
+from .arriving_cache import ArrivingKV
+from .copies import ColdCopies, copy_pages
+from .dynamic_cache import cache_argument, cache_pages, model_layout
 from .model_identity import ModelWatch, model_namespace
 from .served import FirstToken, Served
 from .unsupported import check_model, check_request
@@ -80,18 +83,21 @@ class CachedModel:
         tokens = _as_int32(input_ids)
         keys = chunk_keys(tokens, self._namespace, salt=salt)
         self.store.observe(keys, len(tokens))
-        # What was written down meanwhile gives its slots back before a load needs them.
-        self.store.poll()
+        # What was copied or written down meanwhile gives its slots back before a load needs them.
+        self._poll()
         cache, by_tier = self._restore(tokens, keys, salt)
-        first_token = FirstToken(each_step=self.store.poll)
+        loading = self._copies.loading
+        first_token = FirstToken(each_step=self._poll)
         prefill_s = time.perf_counter()
         output = self._run(input_ids, cache, first_token, arguments)
-        if first_token.at_s:
+        if first_token.at_s and not loading:  # else prefill has waited for the link, too
             computed = len(tokens) - by_tier.total()
             self.store.observe_prefill(computed, first_token.at_s - prefill_s)
         sequence = output if isinstance(output, torch.Tensor) else output.sequences
         if not self._watch.changed():  # else part of the KV is another model's
             self._keep(_as_int32(sequence)[: cache.get_seq_length()], keys, cache, salt)
+        if sequence is not output:  # the caller gets the cache, too, and may write to it
+            self._copies.wait()
         self.last = Served.of(len(tokens), by_tier, first_token.at_s - start_s)
         return output
 
@@ -99,7 +105,7 @@ class CachedModel:
         """Write down what is admitted, and release the tiers. Idempotent."""
         if not self._closed:
             self._closed = True
-            self.store.close()
+            self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -118,8 +124,21 @@ class CachedModel:
         # Pages allocated in inference mode could not be written outside of it.
         with torch.inference_mode(False):
             self.pool = PagePool(namespace.layout, self._hbm_tokens, device=self.model.device)
+        self._pages = PagedKV.of_slots(self.pool.pages)
+        device = device_of([self.pool.pages])
         self.tree = RadixTree()
         self.store = TieredStore(self._config, namespace)
+        self._copies = ColdCopies(self.store, device)
+
+    def _release(self) -> None:
+        try:
+            self._copies.close()  # first: copies under way read and write the store's slots
+        finally:
+            self.store.close()
+
+    def _poll(self) -> None:
+        self._copies.poll()
+        self.store.poll()
 
     def _follow_model(self) -> None:
         """Changed weights or settings are another model: its KV starts from nothing."""
@@ -129,46 +148,27 @@ class CachedModel:
         watch = ModelWatch(self.model)
         namespace = model_namespace(self.model, model_layout(self.model), trust_commit=False)
         if namespace != self._namespace:
-            self.store.close()
+            self._release()
             self._open(namespace)
         self._watch = watch
 
     def _restore(
         self, tokens: Tokens, keys: list[Key], salt: str | bytes | None
     ) -> tuple[DynamicCache, Counter[Tier]]:
-        """A cache of the longest prefix the tiers hold, short of the last token, and from where."""
-        cache = DynamicCache(config=self.model.config)
+        """A cache of the longest prefix the tiers hold, short of the last token, and from where.
+
+        Chunks of the cold tiers may still be on their way into it.
+        """
+        kv = ArrivingKV(self._namespace.layout, len(tokens), self.pool.pages.device)
         by_tier = Counter[Tier]()
         with self._pinned_match(tokens[:-1], salt) as match:
             if match.num_tokens:
-                append_tokens(cache, [self._gather(match.slots)], self.model.device)
+                here = np.arange(match.num_tokens)
+                copy_pages(self._pages, match.slots, kv.pages, here, at_once=self._step)
+                kv.extend(match.num_tokens)
                 by_tier[Tier.HBM] = match.num_tokens
-        wanted = keys[: (len(tokens) - 1) // self._step]
-        # DRAM may be too small to hold the whole run at once.
-        while self._load(wanted, cache, by_tier):
-            pass
-        return cache, by_tier
-
-    def _load(self, keys: list[Key], cache: DynamicCache, by_tier: Counter[Tier]) -> bool:
-        """Append the chunks of `keys` that follow what `cache` holds; whether there were any."""
-        held = by_tier.total()
-        start = held // self._step
-        if start >= len(keys):
-            return False
-        load = self.store.prepare_load(keys, start)
-        try:
-            self.store.wait_load(load)
-            # The tree may hold the first tokens of the first chunk already.
-            parts = [
-                view[:, :, max(0, held - index * self._step) :]
-                for index, view in enumerate(self.store.load_views(load), load.start)
-            ]
-            append_tokens(cache, parts, self.model.device)
-            for tier, part in zip(load.tiers, parts, strict=False):
-                by_tier[tier] += part.shape[2]
-        finally:
-            self.store.complete_load(load)
-        return bool(parts)
+        by_tier += self._copies.load(keys[: (len(tokens) - 1) // self._step], kv)
+        return kv.cache(self.model.config), by_tier
 
     def _run(
         self,
@@ -190,16 +190,18 @@ class CachedModel:
     ) -> None:
         """Insert `tokens`, all of which `cache` holds, in the tree and offer them to the store."""
         chain = extend_keys(keys, tokens, self._namespace, salt=salt)
-        self._offer(chain, cache)
+        pages = cache_pages(cache)
+        self._copies.store(chain, pages)
         with self._pinned_match(tokens, salt) as match:
             admitted = self._admitted(len(tokens), match.num_tokens, chain)
             slots = self._reserve(admitted - match.num_tokens)
+            stop = match.num_tokens + len(slots)
+            new = np.arange(match.num_tokens, stop)
             try:
-                self._fill(slots, cache, match.num_tokens)
+                copy_pages(pages, new, self._pages, slots, at_once=self._step)
             except BaseException:
                 self.pool.free(slots)
                 raise
-            stop = match.num_tokens + len(slots)
             self.tree.insert(tokens[:stop], np.concatenate([match.slots, slots]), extra=salt)
 
     def _admitted(self, num_tokens: int, num_held: int, chain: list[Key]) -> int:
@@ -211,16 +213,6 @@ class CachedModel:
         stop = self.store.admits(Boundary.INTO_HBM, chain, start, free_chunks)
         return num_tokens if stop == len(chain) else max(num_held, stop * self._step)
 
-    def _offer(self, keys: list[Key], cache: DynamicCache) -> None:
-        job = self.store.prepare_store(keys)
-        written = False
-        try:
-            for index, view in zip(job.wanted, self.store.store_views(job), strict=True):
-                read_tokens(cache, index * self._step, (index + 1) * self._step, view)
-            written = True
-        finally:
-            self.store.complete_store(job, success=written)
-
     def _reserve(self, num_tokens: int) -> Slots:
         """Free slots for num_tokens, evicting from the tree for them; fewer if all is pinned."""
         shortfall = num_tokens - self.pool.num_free
@@ -229,24 +221,6 @@ class CachedModel:
         slots = self.pool.allocate(min(num_tokens, self.pool.num_free))
         assert slots is not None
         return slots
-
-    def _gather(self, slots: Slots) -> torch.Tensor:
-        part = self._empty(len(slots))
-        gather(self.pool.pages, slots, part)
-        return part
-
-    def _fill(self, slots: Slots, cache: DynamicCache, start: int) -> None:
-        """Write the KV of tokens [start, start + len(slots)) into `slots`, a chunk at a time."""
-        for at in range(0, len(slots), self._step):
-            piece = slots[at : at + self._step]
-            kv = self._empty(len(piece))
-            read_tokens(cache, start + at, start + at + len(piece), kv)
-            scatter(kv, self.pool.pages, piece)
-
-    def _empty(self, num_tokens: int) -> torch.Tensor:
-        pages = self.pool.pages
-        shape = self._namespace.layout.shape(num_tokens)
-        return torch.empty(shape, dtype=pages.dtype, device=pages.device)
 
     @contextmanager
     def _pinned_match(self, tokens: Tokens, salt: str | bytes | None) -> Iterator[Match]:

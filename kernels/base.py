@@ -1,57 +1,74 @@
-"""The two copies between pages and chunks, and who does them on which device.
+"""The two copies between an engine's pages and chunks, and who does them on which device.
 
-    pages  (num_layers, kv_factor, num_slots, num_kv_heads, head_dim)   where the engine reads KV
-    chunk  (num_layers, kv_factor, T,         num_kv_heads, head_dim)   contiguous, moves as one
-    slots  T token slots of the pages
-
-Bytes are copied as they are, whatever the dtype.
+Bytes are copied as they are, whatever the dtype. How a chunk packs pages is said in paged.py.
 """
 
-import numpy as np
+from typing import Protocol
+
 import numpy.typing as npt
 import torch
 
-from . import cpu, torch_index
+from . import cpu
+from .page_copy import PageCopy, checked
+from .paged import PagedKV
 
-Slots = npt.NDArray[np.int64]
 
+def gather(
+    kv: PagedKV,
+    pages: npt.ArrayLike,
+    chunks: torch.Tensor,
+    *,
+    pages_per_chunk: int,
+    places: npt.ArrayLike | None = None,
+    planes: range | None = None,
+) -> None:
+    """Copy page pages[i] of every plane to place places[i] of `chunks`; one launch on a GPU.
 
-def gather(pages: torch.Tensor, slots: npt.ArrayLike, out: torch.Tensor) -> None:
-    """out[:, :, t] = pages[:, :, slots[t]] for every t; a slot may be given more than once.
+    chunks: (num_chunks, size_bytes) uint8 on the device of `kv`; rows may lie apart.
+    places: page p of chunk c is place c * pages_per_chunk + p; 0, 1, 2, … unless given. They must
+        differ from each other, which is not checked; pages may repeat.
+    planes: only these; a chunk then holds just their part of it.
 
-    ValueError if a shape, dtype, device or slot does not fit, before anything is written. On a
-    GPU this only launches, on the current stream: whoever owns that keeps both tensors alive.
+    ValueError if an argument does not fit, before anything is written. On a GPU this only launches,
+    on the current stream: whoever owns that keeps `kv` and `chunks` as they are until it is done.
     """
-    checked = _checked(pages, slots, out, "out")
-    (cpu if out.device.type == "cpu" else torch_index).gather(pages, checked, out)
+    copy = checked(kv, pages, chunks, pages_per_chunk, places, planes)
+    if len(copy.pages):
+        _backend(kv.device).gather(copy)
 
 
-def scatter(chunk: torch.Tensor, pages: torch.Tensor, slots: npt.ArrayLike) -> None:
-    """pages[:, :, slots[t]] = chunk[:, :, t] for every t; slots must differ from each other.
+def scatter(
+    chunks: torch.Tensor,
+    kv: PagedKV,
+    pages: npt.ArrayLike,
+    *,
+    pages_per_chunk: int,
+    places: npt.ArrayLike | None = None,
+    planes: range | None = None,
+) -> None:
+    """The reverse of gather: pages must differ from each other, places may repeat.
 
-    Raises and launches like `gather`. A repeated slot ends up with any one of its tokens.
+    Raises and launches like `gather`. A repeated page ends up with any one of its contents, or a
+    mixture of them.
     """
-    checked = _checked(pages, slots, chunk, "chunk")
-    (cpu if chunk.device.type == "cpu" else torch_index).scatter(chunk, pages, checked)
+    copy = checked(kv, pages, chunks, pages_per_chunk, places, planes)
+    if len(copy.pages):
+        _backend(kv.device).scatter(copy)
 
 
-def _checked(pages: torch.Tensor, slots: npt.ArrayLike, chunk: torch.Tensor, name: str) -> Slots:
-    array = np.asarray(slots)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ValueError(f"slots are {array.dtype} {array.shape}, must be integers in one row")
-    if pages.dim() != 5 or not pages.is_contiguous():
-        raise ValueError(f"pages {tuple(pages.shape)} must be contiguous, of five dimensions")
-    layers, kv_factor, num_slots, heads, head_dim = pages.shape
-    expected = (layers, kv_factor, len(array), heads, head_dim)
-    if chunk.shape != expected or not chunk.is_contiguous():
-        raise ValueError(f"{name} {tuple(chunk.shape)} must be contiguous {expected}")
-    if (chunk.dtype, chunk.device) != (pages.dtype, pages.device):
-        raise ValueError(
-            f"{name} is {chunk.dtype} on {chunk.device}, pages {pages.dtype} on {pages.device}"
-        )
-    result = array.astype(np.int64, copy=False)
-    # As unsigned, a negative slot is above every bound: one pass checks both ends.
-    if len(result) and result.view(np.uint64).max() >= num_slots:
-        at = int(np.argmax((result < 0) | (result >= num_slots)))
-        raise ValueError(f"slots[{at}] is {result[at]}, must be from 0 to {num_slots - 1}")
-    return result
+class _Backend(Protocol):
+    """A copy of at least one page, either way."""
+
+    def gather(self, copy: PageCopy) -> None: ...
+
+    def scatter(self, copy: PageCopy) -> None: ...
+
+
+def _backend(device: torch.device) -> _Backend:
+    if device.type == "cpu":
+        return cpu
+    if device.type == "cuda":
+        from . import cuda  # needs CuPy, which is only there with CUDA
+
+        return cuda
+    raise ValueError(f"kv is on {device}, must be on cpu or cuda")

@@ -1,5 +1,6 @@
 """Slots of the arena as tensors, and the check of what a caller wants to put there."""
 
+import numpy as np
 import torch
 
 from .arena import SharedArena
@@ -16,14 +17,16 @@ class SlotTensors:
 
     def view(self, slot: int, num_tokens: int) -> torch.Tensor:
         """(num_layers, kv_factor, num_tokens, num_kv_heads, head_dim) at the start of the slot."""
-        shape = self._layout.shape(num_tokens)
-        flat = torch.frombuffer(
+        # Through numpy: its arrays keep the memory mapped, torch.frombuffer's tensors do not.
+        flat = np.frombuffer(
             self._arena.buffer,
-            dtype=self._dtype,
-            count=num_tokens * self._layout.bytes_per_token // self._layout.itemsize,
-            offset=slot * self._arena.slot_bytes,
+            np.uint8,
+            num_tokens * self._layout.bytes_per_token,
+            slot * self._arena.slot_bytes,
         )
-        return flat.view(shape)
+        # What is made in inference mode could not be written outside of it.
+        with torch.inference_mode(False):
+            return torch.from_numpy(flat).view(self._dtype).view(self._layout.shape(num_tokens))
 
     def check(self, tensors: list[torch.Tensor]) -> None:
         """ValueError or TypeError naming the first tensor that is no chunk of the layout.

@@ -13,7 +13,6 @@ its first chunk may begin, and only its last may end, in the middle:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -25,28 +24,11 @@ from vllm.v1.kv_offload.base import (
     GPULoadStoreSpec,
 )
 
+from ...kernels import PagedKV
+from ...tiers.movers import ChunkCopy
 from .slots import SlotSpec
 
 Blocks = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class RefPages:
-    """pages: (num_blocks, page_bytes) uint8, a view of the engine's memory; rows may lie apart.
-    offset: of the ref's first page in a rank's slice, bytes."""
-
-    pages: torch.Tensor
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkCopy:
-    """Page blocks[i] of every ref of the group is page first + i of the chunk in the slot."""
-
-    group: int
-    slot: int
-    first: int
-    blocks: Blocks
 
 
 class PageLayout:
@@ -72,61 +54,40 @@ class PageLayout:
         self.slice_stop = self.slice_start + rank_bytes
         tensors = [_as_bytes(index, cache) for index, cache in enumerate(kv_caches.tensors)]
         self.num_blocks = min(tensor.shape[0] for tensor in tensors)
-        self.groups = [self._place(refs, tensors) for refs in kv_caches.group_data_refs]
-        self.group_bytes = [self._group_bytes(refs) for refs in self.groups]
-        """Of a group's chunk in a rank's slice."""
-        for group, size_bytes in enumerate(self.group_bytes):
-            if size_bytes > rank_bytes:
+        self.groups = [_planes(refs, tensors) for refs in kv_caches.group_data_refs]
+        for group, kv in enumerate(self.groups):
+            if (size_bytes := kv.chunk_bytes(blocks_per_chunk)) > rank_bytes:
                 raise ValueError(
                     f"a chunk of KV-cache group {group} takes {size_bytes} bytes per rank, "
                     f"rank_bytes is {rank_bytes}"
                 )
 
-    def copies(self, blocks: GPULoadStoreSpec, slots: SlotSpec) -> list[ChunkCopy]:
-        """The transfer chunk by chunk. ValueError if blocks and slots do not belong together, or
-        if one of them does not exist."""
+    def copies(
+        self, blocks: GPULoadStoreSpec, slots: SlotSpec, memory: torch.Tensor
+    ) -> list[ChunkCopy]:
+        """The transfer chunk by chunk. memory: (num_slots, slot_bytes) of the arena. ValueError if
+        blocks and slots do not belong together, or if one of them does not exist."""
         sizes, indices = blocks.group_sizes, blocks.block_indices
         if len(sizes) != len(self.groups):
             raise ValueError(f"{len(sizes)} KV-cache groups, must be {len(self.groups)}")
         ids = blocks.block_ids.astype(np.int64)
-        _check_range("block", ids.tolist(), self.num_blocks)
-        _check_range("slot", slots.slots, slots.arena.num_slots)
+        _check_range("block", ids, self.num_blocks)
+        _check_range("slot", np.array(slots.slots, np.int64), len(memory))
         pieces = [
-            (group, first, piece)
-            for group, run in enumerate(_split(ids, sizes))
-            for first, piece in self._chunked(indices[group] % self.blocks_per_chunk, run)
+            (kv, first, piece)
+            for kv, index, run in zip(self.groups, indices, _split(ids, sizes), strict=True)
+            for first, piece in self._chunked(index % self.blocks_per_chunk, run)
         ]
         if len(pieces) != len(slots.slots):
             raise ValueError(
                 f"{len(slots.slots)} slots for {len(pieces)} chunks: group sizes {list(sizes)}, "
                 f"block indices {list(indices)}, {self.blocks_per_chunk} blocks per chunk"
             )
+        n, mine = self.blocks_per_chunk, memory[:, self.slice_start : self.slice_stop]
         return [
-            ChunkCopy(group, slot, first, piece)
-            for slot, (group, first, piece) in zip(slots.slots, pieces, strict=True)
+            ChunkCopy(kv, piece, mine[slot, : kv.chunk_bytes(n)], n, first)
+            for slot, (kv, first, piece) in zip(slots.slots, pieces, strict=True)
         ]
-
-    def moved_bytes(self, copies: Sequence[ChunkCopy]) -> int:
-        per_block = [size_bytes // self.blocks_per_chunk for size_bytes in self.group_bytes]
-        return sum(len(copy.blocks) * per_block[copy.group] for copy in copies)
-
-    def _place(
-        self, refs: Sequence[CanonicalKVCacheRef], tensors: Sequence[torch.Tensor]
-    ) -> list[RefPages]:
-        placed: list[RefPages] = []
-        offset = 0
-        for ref in refs:
-            tensor = tensors[ref.tensor_idx]
-            if not 0 < ref.page_size_bytes <= tensor.shape[1]:
-                raise ValueError(
-                    f"a page is {ref.page_size_bytes} bytes, must be from 1 to {tensor.shape[1]}"
-                )
-            placed.append(RefPages(tensor[:, : ref.page_size_bytes], offset))
-            offset += ref.page_size_bytes * self.blocks_per_chunk
-        return placed
-
-    def _group_bytes(self, refs: Sequence[RefPages]) -> int:
-        return sum(ref.pages.shape[1] for ref in refs) * self.blocks_per_chunk
 
     def _chunked(self, first: int, run: Blocks) -> Iterator[tuple[int, Blocks]]:
         """(first, blocks) per chunk of a group whose first block is page `first` of its chunk."""
@@ -137,15 +98,15 @@ class PageLayout:
             start, first = start + len(piece), 0
 
 
-def page_runs(copy: ChunkCopy) -> list[tuple[int, int, int]]:
-    """(page, block, count): `count` pages that follow each other in the chunk and in the engine."""
-    runs: list[tuple[int, int, int]] = []
-    for page, block in enumerate(copy.blocks.tolist(), copy.first):
-        if runs and block == runs[-1][1] + runs[-1][2]:
-            runs[-1] = (*runs[-1][:2], runs[-1][2] + 1)
-        else:
-            runs.append((page, block, 1))
-    return runs
+def _planes(refs: Sequence[CanonicalKVCacheRef], tensors: Sequence[torch.Tensor]) -> PagedKV:
+    """A plane per ref: the part of its tensor's rows that is a page."""
+    rows: list[torch.Tensor] = []
+    for ref in refs:
+        tensor, size_bytes = tensors[ref.tensor_idx], ref.page_size_bytes
+        if not 0 < size_bytes <= tensor.shape[1]:
+            raise ValueError(f"a page is {size_bytes} bytes, must be from 1 to {tensor.shape[1]}")
+        rows.append(tensor[:, :size_bytes])
+    return PagedKV.of_rows(rows)
 
 
 def _as_bytes(index: int, cache: CanonicalKVCacheTensor) -> torch.Tensor:
@@ -163,7 +124,7 @@ def _split(ids: Blocks, sizes: Sequence[int]) -> list[Blocks]:
     return np.split(ids, np.cumsum(sizes)[:-1])
 
 
-def _check_range(name: str, values: Sequence[int], stop: int) -> None:
-    wrong = next((value for value in values if not 0 <= value < stop), None)
-    if wrong is not None:
-        raise ValueError(f"{name} is {wrong}, must be from 0 to {stop - 1}")
+def _check_range(name: str, values: Blocks, stop: int) -> None:
+    wrong = values[(values < 0) | (values >= stop)]
+    if len(wrong):
+        raise ValueError(f"{name} is {wrong[0]}, must be from 0 to {stop - 1}")

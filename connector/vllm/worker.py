@@ -1,16 +1,13 @@
 """The worker's side of a transfer: the engine's pages and the slots of the shared arena.
 
-Both devices check a transfer before a byte moves, and what does not fit raises: it is a bug of
-ours, and the engine has no way to be told that a transfer failed.
+A transfer is checked before a byte moves, and what does not fit raises: it is a bug of ours, and
+the engine has no way to be told so. How bytes move, on a CPU or a GPU, is the tiers' transfer.
 """
 
-import time
-from abc import abstractmethod
-from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
-import numpy.typing as npt
-from numpy.lib.stride_tricks import as_strided
+import torch
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     GPULoadStoreSpec,
@@ -19,12 +16,19 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 
-from ...tiers.arena import ArenaAddress, ArenaMapping
-from .pages import ChunkCopy, PageLayout, RefPages, page_runs
+from ...tiers.arena import ArenaAddress
+from ...tiers.cuda_runtime import CudaRuntime, TorchRuntime
+from ...tiers.device import device_of
+from ...tiers.movers import ChunkCopy, row_bytes
+from ...tiers.pinning import ArenaPinner
+from ...tiers.transfer import CopyJob, Transfer
+from .pages import PageLayout
 from .partial import fills_chunks
 from .slots import SlotSpec
 
-Bytes = npt.NDArray[np.uint8]
+MIN_STAGING_BYTES = 16 << 20
+"""Of a staging buffer, if no chunk is larger. A transfer has four, in HBM that vLLM has not set
+aside; more would gain nothing: this much is on the link for far longer than a launch takes."""
 
 
 def make_worker(
@@ -48,71 +52,95 @@ def make_worker(
         rank_bytes=rank_bytes,
         replicated=replicated,
     )
-    device = kv_caches.tensors[0].tensor.device
-    if device.type == "cpu":
-        return CpuWorker(layout)
-    if device.type == "cuda":
-        from .cuda_device import TorchCuda
-        from .cuda_worker import CudaWorker  # it builds on this file
-
-        return CudaWorker(layout, TorchCuda(device))
-    raise ValueError(f"the KV cache is on {device}, must be on cpu or cuda")
+    tensors = [cache.tensor for cache in kv_caches.tensors]
+    place = tensors[0].device
+    transfer = Transfer(device_of(tensors), staging_bytes=_staging_bytes(layout))
+    worker = SlotWorker(layout, transfer, TorchRuntime(place) if place.type == "cuda" else None)
+    worker.warm_up()
+    return worker
 
 
 class SlotWorker(OffloadingWorker):
-    """Attaches the arena that a transfer names: when a worker is made, the store of the scheduler
-    does not exist yet."""
+    """Owns the transfer, and the mapping of the arena that a job names: when a worker is made, the
+    store of the scheduler does not exist yet.
 
-    def __init__(self, layout: PageLayout) -> None:
+    vLLM's scheduler keeps a job's pages and slots from any other use until get_finished() has told
+    of the job, or wait() for it has returned.
+    """
+
+    def __init__(
+        self, layout: PageLayout, transfer: Transfer, cuda: CudaRuntime | None = None
+    ) -> None:
+        """cuda: pins the arena, where there is a GPU to read and write it."""
         self._layout = layout
+        self._transfer = transfer
+        self._cuda = cuda
+        self._job_ids: dict[CopyJob, int] = {}
         self._address: ArenaAddress | None = None
-        self._mapping: ArenaMapping | None = None
+        self._slots = torch.empty((0, 0), dtype=torch.uint8)
+        """(num_slots, slot_bytes): all of the mapping."""
+        self._release = ExitStack()
+        """Lets go of the mapping, its registration first."""
+
+    def warm_up(self) -> None:
+        """Move a chunk of every group both ways, and wait: what must be compiled or is missing
+        shows when the engine starts, not under its first request.
+
+        Before anything else uses block 0, which keeps what it holds.
+        """
+        n, block_0 = self._layout.blocks_per_chunk, np.zeros(1, np.int64)
+        for kv in self._layout.groups:
+            slot = torch.empty(kv.chunk_bytes(n), dtype=torch.uint8)
+            stored = self._transfer.store([ChunkCopy(kv, block_0.repeat(n), slot, n)])
+            self._transfer.wait([stored])
+            if stored.error is not None:
+                raise stored.error
+            self._transfer.wait([self._transfer.load([ChunkCopy(kv, block_0, slot, n)])])
+        self._transfer.poll()
 
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
     ) -> bool:
+        # vLLM submits a store in the step after the one that computed its pages, on the thread
+        # whose current stream runs the model: all that writes them has been launched there.
         assert isinstance(dst_spec, SlotSpec)
         if not fills_chunks(src_spec, dst_spec, self._layout.blocks_per_chunk):
             raise ValueError(
                 f"a store of {len(src_spec.block_ids)} blocks does not fill its "
                 f"{len(dst_spec.slots)} chunks of {self._layout.blocks_per_chunk} blocks"
             )
-        self._store(job_id, self._checked(src_spec, dst_spec))
+        self._job_ids[self._transfer.store(self._copies(src_spec, dst_spec))] = job_id
         return True
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        # The request runs in a step after get_finished() has told of the load, so that no layer
+        # waits for its own. What still zeroes these pages has been launched on the same stream.
         assert isinstance(src_spec, SlotSpec)
-        self._load(job_id, self._checked(dst_spec, src_spec))
+        self._job_ids[self._transfer.load(self._copies(dst_spec, src_spec))] = job_id
         return True
 
+    def get_finished(self) -> list[TransferResult]:
+        # vLLM asks in every step, and has steps without requests until all jobs are told of: so
+        # stores that are not launched yet get their turn.
+        return [_result(self._job_ids.pop(job), job) for job in self._transfer.poll()]
+
+    def wait(self, job_ids: set[int]) -> None:
+        # Called before a step that writes pages of these jobs; some may have been told of.
+        self._transfer.wait([job for job, job_id in self._job_ids.items() if job_id in job_ids])
+
     def shutdown(self) -> None:
-        """Let go of the arena. Idempotent."""
-        if self._mapping is not None:
+        """Finish what is under way and let go of everything, also after errors. Idempotent."""
+        try:
+            self._transfer.close()
+            self._transfer.poll()  # jobs keep the mapping, and nobody asks for them any more
+        finally:
+            self._job_ids.clear()
             self._detach()
-            self._mapping.close()
-            self._mapping = self._address = None
 
-    @abstractmethod
-    def _store(self, job_id: int, copies: Sequence[ChunkCopy]) -> None:
-        """Pages to slots."""
-
-    @abstractmethod
-    def _load(self, job_id: int, copies: Sequence[ChunkCopy]) -> None:
-        """Slots to pages."""
-
-    @abstractmethod
-    def _attached(self, mapping: ArenaMapping) -> None:
-        """Transfers use `mapping` from now on, until _detach."""
-
-    @abstractmethod
-    def _detach(self) -> None:
-        """Finish what uses the mapping and drop every view of it."""
-
-    def _checked(self, blocks: GPULoadStoreSpec, slots: SlotSpec) -> list[ChunkCopy]:
-        copies = self._layout.copies(blocks, slots)
+    def _copies(self, blocks: GPULoadStoreSpec, slots: SlotSpec) -> list[ChunkCopy]:
         if slots.arena != self._address:
             self._attach(slots.arena)
-        return copies
+        return self._layout.copies(blocks, slots, self._slots)
 
     def _attach(self, address: ArenaAddress) -> None:
         """TierError if this process cannot map the arena: no transfer can be done then, and there
@@ -122,65 +150,32 @@ class SlotWorker(OffloadingWorker):
                 f"slots have {address.slot_bytes} bytes, this rank needs {self._layout.slice_stop}"
             )
         mapping = address.attach()
-        self.shutdown()
-        self._address, self._mapping = address, mapping
-        self._attached(mapping)
-
-
-class CpuWorker(SlotWorker):
-    """The KV cache is in main memory: a transfer is done when its submit returns."""
-
-    def __init__(self, layout: PageLayout) -> None:
-        super().__init__(layout)
-        self._cells: list[list[tuple[Bytes, Bytes]]] = []
-        self._finished: list[TransferResult] = []
-
-    def get_finished(self) -> list[TransferResult]:
-        finished, self._finished = self._finished, []
-        return finished
-
-    def wait(self, job_ids: set[int]) -> None:
-        """Nothing is ever under way."""
-
-    def _store(self, job_id: int, copies: Sequence[ChunkCopy]) -> None:
-        started_s = time.perf_counter()
-        for copy in copies:
-            runs = page_runs(copy)
-            for pages, slots in self._cells[copy.group]:
-                chunk = slots[copy.slot]
-                for page, block, count in runs:
-                    chunk[page : page + count] = pages[block : block + count]
-        self._finish(job_id, copies, started_s)
-
-    def _load(self, job_id: int, copies: Sequence[ChunkCopy]) -> None:
-        started_s = time.perf_counter()
-        for copy in copies:
-            runs = page_runs(copy)
-            for pages, slots in self._cells[copy.group]:
-                chunk = slots[copy.slot]
-                for page, block, count in runs:
-                    pages[block : block + count] = chunk[page : page + count]
-        self._finish(job_id, copies, started_s)
-
-    def _finish(self, job_id: int, copies: Sequence[ChunkCopy], started_s: float) -> None:
-        moved_bytes = self._layout.moved_bytes(copies)
-        taken_s = time.perf_counter() - started_s
-        self._finished.append(TransferResult(job_id, True, moved_bytes, taken_s))
-
-    def _attached(self, mapping: ArenaMapping) -> None:
-        self._cells = [
-            [(ref.pages.numpy(), self._slots_of(ref, mapping)) for ref in refs]
-            for refs in self._layout.groups
-        ]
+        # Copies of the arena before must end: its memory is about to be unpinned.
+        self._transfer.wait(list(self._job_ids))
+        self._detach()
+        self._release.callback(mapping.close)
+        if self._cuda is not None:
+            self._release.callback(ArenaPinner(mapping, self._cuda).close)
+        # Through numpy: its arrays keep the memory mapped, torch.frombuffer's tensors do not.
+        flat = torch.from_numpy(np.frombuffer(mapping.buffer, np.uint8))
+        self._slots = flat.view(mapping.num_slots, mapping.slot_bytes)
+        self._address = address
 
     def _detach(self) -> None:
-        self._cells = []
+        self._slots, self._address = self._slots.new_empty((0, 0)), None
+        self._release.close()
 
-    def _slots_of(self, ref: RefPages, mapping: ArenaMapping) -> Bytes:
-        """(num_slots, blocks_per_chunk, page_bytes): the ref's pages in every slot."""
-        page_bytes = ref.pages.shape[1]
-        return as_strided(
-            np.frombuffer(mapping.buffer, np.uint8)[self._layout.slice_start + ref.offset :],
-            (mapping.num_slots, self._layout.blocks_per_chunk, page_bytes),
-            (mapping.slot_bytes, page_bytes, 1),
-        )
+
+def _staging_bytes(layout: PageLayout) -> int:
+    n = layout.blocks_per_chunk
+    return max(
+        MIN_STAGING_BYTES, *(row_bytes(kv, n, range(len(kv.planes))) for kv in layout.groups)
+    )
+
+
+def _result(job_id: int, job: CopyJob) -> TransferResult:
+    """Where a store was given up, its slots may hold anything, so it is no success. vLLM has no
+    answer to that but to stop."""
+    if job.error is not None:
+        return TransferResult(job_id, False)
+    return TransferResult(job_id, True, job.num_bytes, job.taken_s)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -15,8 +16,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rootcellar.connector.dynamic_cache import append_tokens, model_layout, read_tokens
+from rootcellar.connector.arriving_cache import ArrivingKV
+from rootcellar.connector.copies import copy_pages
+from rootcellar.connector.dynamic_cache import cache_pages, model_layout
 from rootcellar.connector.unsupported import UnsupportedModelError
+from rootcellar.kernels import PagedKV
 from rootcellar.tiers.layout import KVLayout
 
 MakeModel = Callable[..., PreTrainedModel]
@@ -32,8 +36,18 @@ def _forward(model: PreTrainedModel, tokens: torch.Tensor, cache: DynamicCache) 
 
 def _cut(cache: DynamicCache, layout: KVLayout, start: int, stop: int) -> torch.Tensor:
     out = torch.empty(layout.shape(stop - start), dtype=getattr(torch, layout.dtype))
-    read_tokens(cache, start, stop, out)
+    numbers = np.arange(start, stop)
+    pages = PagedKV.of_slots(out)
+    copy_pages(cache_pages(cache), numbers, pages, numbers - start, at_once=100)
     return out
+
+
+def _append(kv: ArrivingKV, part: torch.Tensor) -> None:
+    num_tokens = part.shape[2]
+    numbers = np.arange(num_tokens)
+    pages = PagedKV.of_slots(part)
+    copy_pages(pages, numbers, kv.pages, kv.num_tokens + numbers, at_once=100)
+    kv.extend(num_tokens)
 
 
 def test_the_layout_is_what_the_model_makes(make_model: MakeModel, family: str) -> None:
@@ -100,11 +114,11 @@ def test_logits_after_a_restored_prefix_are_equal_bit_for_bit(
 
     stops = [*range(0, split, 256), split]
     parts = [_cut(uninterrupted, layout, start, stop) for start, stop in pairwise(stops)]
-    restored = DynamicCache(config=model.config)
-    append_tokens(restored, parts[:1], model.device)
-    append_tokens(restored, parts[1:], model.device)
+    kv = ArrivingKV(layout, NUM_TOKENS, model.device)
     for part in parts:
+        _append(kv, part)
         part.fill_(float("nan"))
+    restored = kv.cache(model.config)
 
     assert restored.get_seq_length() == split
     expected = _forward(model, tokens[:, split:], uninterrupted)
@@ -117,7 +131,7 @@ def test_logits_are_close_to_those_of_one_prefill(make_model: MakeModel, family:
     whole = DynamicCache(config=model.config)
     logits = _forward(model, tokens, whole)
     for split in (7, 256, 500):
-        restored = DynamicCache(config=model.config)
-        append_tokens(restored, [_cut(whole, model_layout(model), 0, split)], model.device)
-        close = _forward(model, tokens[:, split:], restored)
+        kv = ArrivingKV(model_layout(model), NUM_TOKENS, model.device)
+        _append(kv, _cut(whole, model_layout(model), 0, split))
+        close = _forward(model, tokens[:, split:], kv.cache(model.config))
         torch.testing.assert_close(close, logits[:, split:], atol=1e-4, rtol=1e-4)

@@ -319,24 +319,29 @@ def test_a_request_that_is_interrupted_leaves_nothing_behind(
         _check_accounts(cached)
 
 
-@pytest.mark.parametrize("fails_in", ["read_tokens", "scatter", "append_tokens"])
+@pytest.mark.parametrize("fails_in", ["connector.copies", "tiers.movers"])
+@pytest.mark.parametrize("copies", ["gather", "scatter"])
 def test_a_copy_that_is_interrupted_leaves_nothing_behind(
-    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, fails_in: str
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, fails_in: str, copies: str
 ) -> None:
-    def interrupted(*_: Any) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
         raise Interrupted
 
     prompt = _prompt(600)
     doubled = torch.cat([prompt, prompt], dim=1)
     with _open(model, hbm_tokens=700) as cached:
         cached.generate(prompt, max_new_tokens=2, pad_token_id=0)
+        cached.pool.free(cached.tree.evict(len(cached.tree) - 300))  # the rest is in DRAM alone
         with monkeypatch.context() as patch:
-            patch.setattr(f"rootcellar.connector.transformers.{fails_in}", interrupted)
+            patch.setattr(f"rootcellar.{fails_in}.{copies}", interrupted)
             with pytest.raises(Interrupted):
                 cached.generate(doubled, max_new_tokens=2, pad_token_id=0)
         for again in (prompt, doubled):
             tokens = cached.generate(again, max_new_tokens=8, pad_token_id=0)
             assert torch.equal(tokens, _expected(model, again, max_new_tokens=8, pad_token_id=0))
+        _wipe_hbm(cached)
+        cached.generate(doubled, max_new_tokens=1, pad_token_id=0)
+        assert _last(cached).dram == 4 * CHUNK, "the store was kept from having a chunk"
         _check_accounts(cached)
 
 

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,131 +12,180 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from rootcellar.kernels import base, cpu, gather, scatter, torch_index
+from rootcellar.kernels import PagedKV, gather, scatter
+
+from .paged_cases import Case, Way, cases, packed_case
 
 ROOT = Path(__file__).parents[2]
-DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.float8_e4m3fn]
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
-BACKENDS = [base, cpu, torch_index]
-
-shapes = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 80), st.integers(1, 3))
-head_dims = st.sampled_from([1, 3, 8, 16])
+WAYS: list[Way] = ["gather", "scatter"]
 
 
-def noise(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
-    """Any bytes at all, NaN patterns included."""
-    size = torch.empty((), dtype=dtype).element_size()
-    raw = torch.randint(0, 256, (*shape[:-1], shape[-1] * size), dtype=torch.uint8)
-    return raw.view(dtype).to(device)
+def results(case: Case, way: Way, *, default_places: bool = False) -> tuple[Any, Any]:
+    """All memory after the copy, and after a naive one."""
+    case.fill()
+    case.run(way, default_places=default_places)
+    found = case.contents()
+    case.fill()
+    case.run_naively(way)
+    return found, case.contents()
 
 
-def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+@pytest.mark.parametrize("way", WAYS)
+@given(data=st.data())
+@settings(max_examples=300)
+def test_planes_of_any_strides_are_copied_page_by_page(way: Way, data: st.DataObject) -> None:
+    found, expected = results(data.draw(cases(way)), way)
+    assert found == expected
 
 
-def runs_and_jumps(num_slots: int) -> st.SearchStrategy[list[int]]:
-    """Slots in any order, with repeats, and with runs long enough to be moved as slices."""
-    run = st.tuples(st.integers(0, num_slots - 1), st.integers(1, num_slots)).map(
-        lambda r: list(range(r[0], min(num_slots, r[0] + r[1])))
-    )
-    return st.lists(run, max_size=6).map(lambda found: [slot for r in found for slot in r])
-
-
-def distinct(slots: list[int]) -> list[int]:
-    return list(dict.fromkeys(slots))
-
-
-@pytest.mark.parametrize("backend", BACKENDS, ids=["dispatch", "cpu", "torch_index"])
-@given(data=st.data(), shape=shapes, head_dim=head_dims, dtype=st.sampled_from(DTYPES))
-@settings(max_examples=100, deadline=None)
-def test_gather_is_what_torch_indexing_reads(
-    backend: Any, data: st.DataObject, shape: tuple[int, ...], head_dim: int, dtype: torch.dtype
+@pytest.mark.parametrize("way", WAYS)
+@given(data=st.data(), unit=st.sampled_from([1, 2, 16]), step=st.sampled_from([1, 2]))
+@settings(max_examples=100)
+def test_slots_allocated_by_the_page_are_copied_in_runs(
+    way: Way, data: st.DataObject, unit: int, step: int
 ) -> None:
-    pages = noise((*shape, head_dim), dtype)
-    slots = np.array(data.draw(runs_and_jumps(shape[2])), np.int64)
-    out = noise((*shape[:2], len(slots), shape[3], head_dim), dtype)
-    backend.gather(pages, slots, out)
-    expected = pages.view(torch.uint8)[:, :, torch.from_numpy(slots)]
-    assert torch.equal(out.view(torch.uint8), expected)
+    whole = packed_case(num_planes=2 * step, num_pages=150, head_bytes=3, pages_per_chunk=70)
+    kv = PagedKV(whole.kv.planes[::step])
+    order = data.draw(st.permutations(range(150 // unit)) | st.just(range(150 // unit)))
+    slots = (np.array(order)[:, None] * unit + np.arange(unit)).reshape(-1)[:70]
+    case = replace(whole, kv=kv, pages=slots, places=np.arange(len(slots)))
+    found, expected = results(case, way, default_places=True)
+    assert found == expected
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=["dispatch", "cpu", "torch_index"])
-@given(data=st.data(), shape=shapes, head_dim=head_dims, dtype=st.sampled_from(DTYPES))
-@settings(max_examples=100, deadline=None)
-def test_scatter_writes_its_slots_and_no_others(
-    backend: Any, data: st.DataObject, shape: tuple[int, ...], head_dim: int, dtype: torch.dtype
-) -> None:
-    pages = noise((*shape, head_dim), dtype)
-    slots = np.array(distinct(data.draw(runs_and_jumps(shape[2]))), np.int64)
-    chunk = noise((*shape[:2], len(slots), shape[3], head_dim), dtype)
-    expected = pages.clone()
-    expected.view(torch.uint8)[:, :, torch.from_numpy(slots)] = chunk.view(torch.uint8)
-    backend.scatter(chunk, pages, slots)
-    assert same_bytes(pages, expected)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("pages", [[4, 0, 7, 2, 5], [2, 3, 4], [0, 2, 4, 6], [6]])
+def test_keys_and_values_may_take_turns_page_by_page(way: Way, pages: list[int]) -> None:
+    whole = packed_case(num_planes=1, num_pages=16, tokens=3, head_bytes=8, pages_per_chunk=3)
+    (both,) = whole.kv.planes
+    kv = PagedKV((both[::2], both[1::2]))
+    places = np.arange(len(pages))
+    packed = packed_case(num_pages=1, head_bytes=kv.chunk_bytes(5), pages_per_chunk=1)
+    memories = (whole.memories[0], packed.memories[1])
+    case = Case(kv, packed.chunks, np.array(pages), places, 5, None, memories)
+    found, expected = results(case, way)
+    assert found == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_places_are_all_of_the_first_chunks_unless_given(way: Way) -> None:
+    case = packed_case(num_pages=7, head_bytes=5, pages_per_chunk=3, num_chunks=3)
+    found, expected = results(case, way, default_places=True)
+    assert found == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_pages_copy_nothing(way: Way) -> None:
+    case = packed_case(head_bytes=5, pages_per_chunk=3)
+    case = replace(case, pages=case.pages[:0], places=case.places[:0])
+    found, expected = results(case, way)
+    assert found == expected
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn])
 def test_gather_gives_back_what_scatter_was_given(device: str, dtype: torch.dtype) -> None:
-    pages = noise((3, 2, 600, 2, 8), dtype, device)
-    chunk = noise((3, 2, 256, 2, 8), dtype, device)
-    slots = np.random.default_rng(0).permutation(600)[:256]
-    scatter(chunk, pages, slots)
-    out = torch.zeros_like(chunk)
-    gather(pages, slots, out)
-    assert same_bytes(out, chunk)
+    pages = torch.zeros((3, 2, 600, 2, 8), dtype=dtype, device=device)
+    kv = PagedKV.of_slots(pages)
+    size_bytes = kv.chunk_bytes(256)
+    chunks = torch.randint(0, 256, (2, size_bytes), dtype=torch.uint8).to(device)
+    slots = np.random.default_rng(0).permutation(600)[:512]
+    scatter(chunks, kv, slots, pages_per_chunk=256)
+    out = torch.zeros_like(chunks)
+    gather(kv, slots, out, pages_per_chunk=256)
+    assert torch.equal(out, chunks)
+    chunk = chunks[0].view(dtype).view(3, 2, 256, 2, 8)
+    of_first = torch.from_numpy(slots[:256]).to(device)
+    assert torch.equal(pages.view(torch.uint8)[:, :, of_first], chunk.view(torch.uint8))
 
 
-@pytest.mark.parametrize("slots", [[], [4], list(range(3, 9)), [5, 4, 3], [2, 2, 2]])
-@pytest.mark.parametrize("device", DEVICES)
-def test_slots_may_be_a_list_of_any_length_and_order(slots: list[int], device: str) -> None:
-    pages = noise((2, 1, 10, 1, 4), torch.bfloat16, device)
-    out = torch.empty((2, 1, len(slots), 1, 4), dtype=torch.bfloat16, device=device)
-    gather(pages, slots, out)
-    assert same_bytes(out, torch.stack([pages[:, :, s] for s in slots], 2) if slots else out)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("way", WAYS)
+@given(data=st.data())
+@settings(max_examples=50)
+def test_a_gpu_copies_what_the_cpu_copies(way: Way, data: st.DataObject) -> None:
+    case = data.draw(cases(way))
+    case.fill()
+    planes = tuple(_on_gpu(plane) for plane in case.kv.planes)
+    remote = replace(case, kv=PagedKV(planes), chunks=_on_gpu(case.chunks))
+    remote.run(way)
+    case.run(way)
+    assert torch.equal(remote.chunks.cpu(), case.chunks)
+    for found, expected in zip(planes, case.kv.planes, strict=True):
+        assert torch.equal(found.cpu(), expected)
 
 
-def test_slots_may_be_read_only() -> None:
-    pages = noise((1, 2, 8, 1, 4), torch.float16)
-    slots = np.frombuffer(np.array([6, 1], np.int64).tobytes(), np.int64)
-    chunk = noise((1, 2, 2, 1, 4), torch.float16)
-    for backend in (base, torch_index):
-        backend.scatter(chunk, pages, slots)
-        assert same_bytes(pages[:, :, [6, 1]], chunk)
+def _on_gpu(tensor: torch.Tensor) -> torch.Tensor:
+    """The same strides, in memory of its own."""
+    size = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = torch.zeros(size, dtype=torch.uint8, device="cuda")
+    strided = memory.as_strided(tensor.shape, tensor.stride())
+    strided.copy_(tensor)
+    return strided
 
 
-PAGES = (2, 2, 8, 1, 4)
-BAD: list[tuple[Any, tuple[int, ...], torch.dtype, str]] = [
-    ([0, 8], (2, 2, 2, 1, 4), torch.float16, r"slots\[1\] is 8, must be from 0 to 7"),
-    ([-1, 0], (2, 2, 2, 1, 4), torch.float16, r"slots\[0\] is -1"),
-    ([0.0, 1.0], (2, 2, 2, 1, 4), torch.float16, "slots are float64"),
-    ([[0], [1]], (2, 2, 2, 1, 4), torch.float16, "slots are int64"),
-    ([0, 1], (2, 2, 3, 1, 4), torch.float16, "must be contiguous"),
-    ([0, 1], (2, 1, 2, 1, 4), torch.float16, "must be contiguous"),
-    ([0, 1], (2, 2, 2, 1, 4), torch.bfloat16, "bfloat16 on cpu, pages torch.float16"),
+def test_indices_may_be_read_only_and_of_any_integer_type() -> None:
+    case = packed_case(head_bytes=5, pages_per_chunk=4)
+    expected = results(case, "gather")[1]
+    for dtype in (np.uint8, np.int32, np.uint64):
+        case.fill()
+        numbers = np.arange(4, dtype=dtype)
+        numbers.flags.writeable = False
+        gather(case.kv, numbers, case.chunks, pages_per_chunk=4, places=numbers)
+        assert case.contents() == expected
+    case.fill()
+    gather(case.kv, [0, 1, 2, 3], case.chunks, pages_per_chunk=4, places=range(4))
+    assert case.contents() == expected
+
+
+GOOD: dict[str, Any] = {"pages": [0, 7], "pages_per_chunk": 2, "places": [3, 0], "planes": None}
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"pages": [0, 8]}, r"pages\[1\] is 8, must be from 0 to 7"),
+    ({"pages": [-1, 0]}, r"pages\[0\] is -1, must be from 0 to 7"),
+    ({"pages": [0.0, 1.0]}, "pages are float64"),
+    ({"pages": [[0], [1]]}, "pages are int64"),
+    ({"pages": [True, False]}, "pages are bool"),
+    ({"places": [0, 4]}, r"places\[1\] is 4, must be from 0 to 3"),
+    ({"places": [0, -2]}, r"places\[1\] is -2, must be from 0 to 3"),
+    ({"places": [0]}, "1 places, must be one for each of 2 pages"),
+    ({"pages": [0] * 5, "places": None}, "5 pages, must be at most the 4 of chunks"),
+    ({"pages_per_chunk": 0}, "pages_per_chunk is 0, must be at least 1"),
+    ({"pages_per_chunk": 3}, "chunks has 20 bytes a row, must be at least 30"),
+    ({"chunks": torch.zeros((2, 19), dtype=torch.uint8)}, "chunks has 19 bytes a row"),
+    ({"planes": range(1, 3)}, r"planes is range\(1, 3\), must be some of range\(0, 2\)"),
+    ({"planes": range(-1, 1)}, r"planes is range\(-1, 1\)"),
+    ({"planes": range(0, 2, 2)}, r"planes is range\(0, 2, 2\)"),
+    ({"planes": range(1, 1)}, r"planes is range\(1, 1\)"),
+    ({"chunks": torch.zeros(2, 20)}, r"chunks is torch.float32 \(2, 20\), must be uint8"),
+    ({"chunks": torch.zeros(20, dtype=torch.uint8)}, r"chunks is torch.uint8 \(20,\), must be"),
+    ({"chunks": torch.zeros((20, 2), dtype=torch.uint8).t()}, r"chunks has strides \(1, 2\)"),
+    ({"chunks": torch.zeros(20, dtype=torch.uint8).expand(2, 20)}, r"chunks has strides \(0, 1\)"),
+    ({"chunks": torch.zeros((2, 20), dtype=torch.uint8, device="meta")}, "chunks is on meta"),
 ]
 
 
-@pytest.mark.parametrize(("slots", "shape", "dtype", "message"), BAD)
+@pytest.mark.parametrize(("change", "message"), BAD)
 def test_what_does_not_fit_is_refused_before_anything_is_written(
-    slots: Any, shape: tuple[int, ...], dtype: torch.dtype, message: str
+    change: dict[str, Any], message: str
 ) -> None:
-    pages, chunk = noise(PAGES, torch.float16), noise(shape, dtype)
-    pages_before, chunk_before = pages.clone(), chunk.clone()
+    case = packed_case(head_bytes=5, pages_per_chunk=2, num_chunks=2)
+    case.fill()
+    before = case.contents()
+    arguments: dict[str, Any] = {"chunks": case.chunks} | GOOD | change
+    pages, chunks = arguments.pop("pages"), arguments.pop("chunks")
     with pytest.raises(ValueError, match=message):
-        gather(pages, slots, chunk)
+        gather(case.kv, pages, chunks, **arguments)
     with pytest.raises(ValueError, match=message):
-        scatter(chunk, pages, slots)
-    assert same_bytes(pages, pages_before)
-    assert same_bytes(chunk, chunk_before)
+        scatter(chunks, case.kv, pages, **arguments)
+    assert case.contents() == before
 
 
-def test_tensors_with_gaps_are_refused() -> None:
-    pages, chunk = noise(PAGES, torch.float16), noise((2, 2, 4, 1, 4), torch.float16)
-    with pytest.raises(ValueError, match=r"chunk .* must be contiguous"):
-        scatter(chunk[:, :, ::2], pages, [0, 1])
-    with pytest.raises(ValueError, match=r"pages .* must be contiguous"):
-        gather(pages[:, :, ::2], [0, 1], chunk[:, :, :2].contiguous())
+def test_a_device_without_kernels_is_refused() -> None:
+    kv = PagedKV((torch.zeros((1, 1, 1, 4), dtype=torch.uint8, device="meta"),))
+    chunks = torch.zeros((1, 4), dtype=torch.uint8, device="meta")
+    with pytest.raises(ValueError, match="kv is on meta, must be on cpu or cuda"):
+        gather(kv, [0], chunks, pages_per_chunk=1)
 
 
 def test_transformers_does_not_take_this_folder_for_hugging_faces_kernels() -> None:

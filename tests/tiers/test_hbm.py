@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from rootcellar.kernels import gather, scatter
+from rootcellar.kernels import PagedKV, gather, scatter
 from rootcellar.tiers.pages import PagePool
 from rootcellar.tiers.radix import RadixTree
 from rootcellar.tiers.testing import TierContract, TierHarness
@@ -21,12 +21,17 @@ from rootcellar.tiers.toy import (
 )
 
 
+def as_chunk(kv: torch.Tensor) -> torch.Tensor:
+    return kv.view(torch.uint8).view(1, -1)
+
+
 class HbmHarness(TierHarness):
     chunk_bytes = CHUNK_BYTES
 
     def __init__(self, num_chunks: int) -> None:
         self.tree = RadixTree()
         self.pool = PagePool(LAYOUT, num_chunks * CHUNK_TOKENS)
+        self.kv = PagedKV.of_slots(self.pool.pages)
 
     def offer(self, path: Path) -> None:
         tokens = tokens_of(path)
@@ -40,7 +45,8 @@ class HbmHarness(TierHarness):
         for start in range(0, fitting, CHUNK_TOKENS):
             stop = match.num_tokens + start + CHUNK_TOKENS
             chunk = tensor_of(path[: stop // CHUNK_TOKENS])
-            scatter(chunk, self.pool.pages, new[start : start + CHUNK_TOKENS])
+            slots = new[start : start + CHUNK_TOKENS]
+            scatter(as_chunk(chunk), self.kv, slots, pages_per_chunk=CHUNK_TOKENS)
         self.tree.unpin(match.node)
         held = match.num_tokens + fitting
         assert self.tree.insert(tokens[:held], np.concatenate([match.slots, new])) == (
@@ -55,7 +61,8 @@ class HbmHarness(TierHarness):
         chunks: list[bytes] = []
         for start in range(0, len(slots) // CHUNK_TOKENS * CHUNK_TOKENS, CHUNK_TOKENS):
             out = torch.empty(LAYOUT.shape(CHUNK_TOKENS))
-            gather(self.pool.pages, slots[start : start + CHUNK_TOKENS], out)
+            of_chunk = slots[start : start + CHUNK_TOKENS]
+            gather(self.kv, of_chunk, as_chunk(out), pages_per_chunk=CHUNK_TOKENS)
             chunks.append(bytes_of(out))
         return chunks
 

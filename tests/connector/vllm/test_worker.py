@@ -5,21 +5,31 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from vllm.v1.kv_offload.base import GPULoadStoreSpec
 
-from rootcellar.connector.vllm.pages import ChunkCopy, PageLayout, page_runs
+from rootcellar.connector.vllm import worker as worker_module
+from rootcellar.connector.vllm.pages import PageLayout
 from rootcellar.connector.vllm.partial import fills_chunks
 from rootcellar.connector.vllm.slots import SlotSpec
-from rootcellar.connector.vllm.worker import CpuWorker, make_worker
+from rootcellar.connector.vllm.worker import SlotWorker, make_worker
 from rootcellar.tiers.arena import ArenaAddress, SharedArena
 from rootcellar.tiers.errors import TierError
 from rootcellar.tiers.io.testing import open_files
 
-from .toy_pages import NUM_SLOTS, Cache, Case, Shape, Transfer, cases, check_round_trip, open_arena
+from .toy_pages import (
+    NUM_SLOTS,
+    Cache,
+    Case,
+    Shape,
+    Transfer,
+    cases,
+    check_round_trip,
+    cpu_worker,
+    open_arena,
+)
 
 SHAPE = Shape(tensors=[(24, 24), (7, 11)], groups=[[(0, 24), (1, 5)], [(1, 7)]], blocks_per_chunk=2)
 STORED = Transfer([(4, [9, 3, 4, 5]), (0, [1, 0])], slots=[8, 2, 5])
@@ -38,8 +48,8 @@ def cache() -> Cache:
 
 
 @pytest.fixture
-def worker(cache: Cache) -> Iterator[CpuWorker]:
-    worker = CpuWorker(cache.layout())
+def worker(cache: Cache) -> Iterator[SlotWorker]:
+    worker = cpu_worker(cache.layout())
     yield worker
     worker.shutdown()
 
@@ -47,7 +57,7 @@ def worker(cache: Cache) -> Iterator[CpuWorker]:
 @given(case=cases())
 @settings(max_examples=300)
 def test_what_was_stored_is_loaded_and_nothing_else_is_touched(case: Case) -> None:
-    check_round_trip(case, CpuWorker, lambda: None)
+    check_round_trip(case, cpu_worker, lambda: None)
 
 
 def test_a_chunk_lies_rank_after_rank_ref_after_ref_block_after_block(arena: SharedArena) -> None:
@@ -57,7 +67,7 @@ def test_a_chunk_lies_rank_after_rank_ref_after_ref_block_after_block(arena: Sha
         page = cache.page_at(tensor, block)
         cache.memory[tensor][page : page + len(content)] = list(content)
     for rank in range(2):
-        worker = CpuWorker(cache.layout(rank))
+        worker = cpu_worker(cache.layout(rank))
         worker.submit_store(1, *_both(Transfer([(2, [7, 5])], [3]), arena))
         worker.shutdown()
     assert bytes(arena.slot(3)[:20]) == b"aabbcccddd" * 2
@@ -67,13 +77,8 @@ def _both(transfer: Transfer, arena: SharedArena) -> tuple[GPULoadStoreSpec, Slo
     return transfer.pages, transfer.into(arena)
 
 
-def test_pages_that_follow_each_other_on_both_sides_move_as_one() -> None:
-    copy = ChunkCopy(group=0, slot=0, first=1, blocks=np.array([4, 5, 6, 2, 3, 9, 9]))
-    assert page_runs(copy) == [(1, 4, 3), (4, 2, 2), (6, 9, 1), (7, 9, 1)]
-
-
 def test_time_and_bytes_of_a_transfer_are_told_once(
-    worker: CpuWorker, arena: SharedArena, cache: Cache
+    worker: SlotWorker, arena: SharedArena, cache: Cache
 ) -> None:
     worker.submit_store(7, *_both(STORED, arena))
     worker.wait({7, 8})
@@ -99,7 +104,7 @@ WRONG: list[tuple[Transfer, str]] = [
 
 @pytest.mark.parametrize(("transfer", "message"), WRONG)
 def test_what_does_not_belong_together_raises_before_a_byte_moves(
-    worker: CpuWorker, arena: SharedArena, cache: Cache, transfer: Transfer, message: str
+    worker: SlotWorker, arena: SharedArena, cache: Cache, transfer: Transfer, message: str
 ) -> None:
     before = bytes(arena.buffer), [memory.tobytes() for memory in cache.memory]
     with pytest.raises(ValueError, match=message):
@@ -118,7 +123,7 @@ def test_what_does_not_belong_together_raises_before_a_byte_moves(
     ],
 )
 def test_a_store_that_leaves_a_hole_in_a_chunk_raises(
-    worker: CpuWorker, arena: SharedArena, groups: list[tuple[int, list[int]]]
+    worker: SlotWorker, arena: SharedArena, groups: list[tuple[int, list[int]]]
 ) -> None:
     transfer = Transfer(groups, [8, 2, 5] if len(groups[0][1]) > 1 else [8, 5])
     assert not fills_chunks(*_both(transfer, arena), SHAPE.blocks_per_chunk)
@@ -141,7 +146,7 @@ def test_a_chunk_that_does_not_fit_in_its_slice_is_refused_at_once(cache: Cache)
 
 def test_slots_without_room_for_this_rank_are_refused(cache: Cache) -> None:
     arena = open_arena(1, SHAPE)
-    worker = CpuWorker(cache.layout(rank=arena.slot_bytes // SHAPE.rank_bytes))
+    worker = cpu_worker(cache.layout(rank=arena.slot_bytes // SHAPE.rank_bytes))
     with pytest.raises(ValueError, match=r"slots have 4096 bytes, this rank needs 4118"):
         worker.submit_store(1, *_both(STORED, arena))
     arena.close()
@@ -168,12 +173,29 @@ def test_the_worker_is_chosen_by_the_device(cache: Cache) -> None:
             tensor.tensor = tensor.tensor.to(device)
         return make_worker(caches, blocks_per_chunk=2, rank=0, rank_bytes=99, replicated=False)
 
-    assert isinstance(make("cpu"), CpuWorker)
+    assert isinstance(make("cpu"), SlotWorker)
     with pytest.raises(ValueError, match="on meta, must be on cpu or cuda"):
         make("meta")
 
 
-def test_another_arena_takes_the_place_of_the_first(worker: CpuWorker, cache: Cache) -> None:
+def test_a_worker_that_is_made_has_copied_and_changed_nothing(cache: Cache) -> None:
+    before = [memory.tobytes() for memory in cache.memory]
+    caches = cache.canonical()
+    worker = make_worker(caches, blocks_per_chunk=2, rank=0, rank_bytes=99, replicated=False)
+    assert worker.get_finished() == []
+    assert [memory.tobytes() for memory in cache.memory] == before
+
+
+def test_the_largest_chunk_has_room_in_a_buffer(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "MIN_STAGING_BYTES", 1)
+    make_worker(
+        cache.canonical(), blocks_per_chunk=9, rank=0, rank_bytes=9 * 29, replicated=False
+    )  # moves one of each group
+
+
+def test_another_arena_takes_the_place_of_the_first(worker: SlotWorker, cache: Cache) -> None:
     before = open_files()
     arenas = [open_arena(1, SHAPE) for _ in range(3)]
     for arena in arenas:
@@ -189,7 +211,7 @@ def test_another_arena_takes_the_place_of_the_first(worker: CpuWorker, cache: Ca
 
 
 def test_an_arena_that_is_gone_is_an_error_at_the_first_transfer(
-    worker: CpuWorker, arena: SharedArena
+    worker: SlotWorker, arena: SharedArena
 ) -> None:
     slots = STORED.into(arena)
     arena.close()
@@ -265,7 +287,7 @@ sys.stdin.read()
 
 
 def test_memory_of_a_killed_owner_stays_as_long_as_a_worker_maps_it(
-    worker: CpuWorker, cache: Cache
+    worker: SlotWorker, cache: Cache
 ) -> None:
     command = [sys.executable, "-P", "-c", OWNER]
     with subprocess.Popen(
@@ -283,4 +305,4 @@ def test_memory_of_a_killed_owner_stays_as_long_as_a_worker_maps_it(
         worker.submit_load(2, slots, STORED.pages)
         assert [memory.tobytes() for memory in cache.memory] == kept
     with pytest.raises(TierError, match="cannot be opened"):
-        CpuWorker(cache.layout()).submit_load(1, slots, STORED.pages)
+        cpu_worker(cache.layout()).submit_load(1, slots, STORED.pages)

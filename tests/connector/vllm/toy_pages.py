@@ -18,7 +18,12 @@ from vllm.v1.kv_offload.base import (
 
 from rootcellar.connector.vllm.pages import PageLayout
 from rootcellar.connector.vllm.slots import SlotSpec
+from rootcellar.connector.vllm.worker import SlotWorker
 from rootcellar.tiers.arena import SharedArena
+from rootcellar.tiers.cuda_runtime import CudaRuntime
+from rootcellar.tiers.device import CpuDevice, Device
+from rootcellar.tiers.movers import aligned
+from rootcellar.tiers.transfer import Transfer as Copies
 
 Bytes = npt.NDArray[np.uint8]
 MakeWorker = Callable[[PageLayout], OffloadingWorker]
@@ -205,6 +210,23 @@ def open_arena(slices: int, shape: Shape) -> SharedArena:
     arena = SharedArena(slot_bytes, NUM_SLOTS)
     arena.buffer[:] = os.urandom(len(arena.buffer))
     return arena
+
+
+def worker_on(
+    device: Device,
+    layout: PageLayout,
+    *,
+    in_flight_bytes: int = 1 << 30,
+    cuda: CudaRuntime | None = None,
+) -> SlotWorker:
+    """One whose buffers have room for the largest chunk and no more."""
+    largest = max(kv.chunk_bytes(layout.blocks_per_chunk) for kv in layout.groups)
+    copies = Copies(device, staging_bytes=aligned(largest), in_flight_bytes=in_flight_bytes)
+    return SlotWorker(layout, copies, cuda)
+
+
+def cpu_worker(layout: PageLayout) -> SlotWorker:
+    return worker_on(CpuDevice(), layout)
 
 
 def check_round_trip(case: Case, make: MakeWorker, finish: Callable[[], None]) -> None:

@@ -125,6 +125,39 @@ def bench_radix(as_json: AsJson = False) -> None:
     _show(result, program.table, as_json)
 
 
+@bench.command("device")
+def bench_device(
+    directory: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="On the drive to read hits from; left as it is.")
+    ] = Path(),
+    minutes: Annotated[
+        float, typer.Option(help="About how long; fewer rounds are measured in fewer minutes.")
+    ] = 8.0,
+    seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Small and on the CPU: does all of it run?")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Kernels, link, decode beside write-down, and hits on a GPU, each next to its target.
+
+    Exit status 1 if a section failed or a byte differed.
+    """
+    with _quiet_stdout(as_json), _progress("measuring", as_json) as progress:
+        from .bench import device_check as program
+
+        document = program.run(
+            directory,
+            minutes=minutes,
+            dry_run=dry_run,
+            seed=seed,
+            command=["rootcellar", *sys.argv[1:]],
+            progress=progress,
+        )
+    _show(document, program.table, as_json)
+    _exit_unless(not document["num_failed"])
+
+
 @bench.command("vllm-scheduler")
 def bench_vllm_scheduler(
     rounds: Annotated[int, typer.Option(help="Prompts per block size.")] = 5,

@@ -38,6 +38,7 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 def test_every_command_takes_json_and_says_what_it_does() -> None:
     commands = dict(leaves(typer.main.get_command(cli.app)))
     assert set(commands) == {
+        ("bench", "device"),
         ("bench", "hit-latency"),
         ("bench", "radix"),
         ("bench", "vllm-scheduler"),

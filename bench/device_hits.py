@@ -20,8 +20,9 @@ import torch
 from transformers import DynamicCache
 
 from ..admission.always import Always
-from ..connector.dynamic_cache import cache_argument, model_layout
+from ..connector.dynamic_cache import model_layout
 from ..connector.transformers import CachedModel
+from ..connector.unsupported import cache_argument
 from ..tiers.config import StoreConfig
 from .demo_model import DemoModel
 from .demo_serving import Answer, answer_cached, answer_uncached

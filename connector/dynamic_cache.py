@@ -4,23 +4,16 @@ transformers keeps keys and values per layer as (1, num_kv_heads, tokens, head_d
 pages are (num_layers, 2, tokens, num_kv_heads, head_dim).
 """
 
-import inspect
-
 import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..kernels import PagedKV
 from ..tiers.layout import KVLayout
-from .unsupported import UnsupportedModelError, check_model
+from .unsupported import UnsupportedModelError, cache_argument, check_model
 
 _ROUNDING = 1e-4
 """Relative difference beyond which KV is not the same, where its dtype is not coarser still."""
-
-
-def cache_argument(model: PreTrainedModel) -> str:
-    """The name of the cache among the model's inputs: transformers renamed past_key_values."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def model_layout(model: PreTrainedModel) -> KVLayout:

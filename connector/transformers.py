@@ -35,10 +35,10 @@ from ..tiers.radix import Match, RadixTree
 from ..tiers.store import TieredStore
 from .arriving_cache import ArrivingKV
 from .copies import ColdCopies, copy_pages
-from .dynamic_cache import cache_argument, cache_pages, model_layout
+from .dynamic_cache import cache_pages, model_layout
 from .model_identity import ModelWatch, model_namespace
 from .served import FirstToken, Served
-from .unsupported import check_model, check_request
+from .unsupported import cache_argument, check_model, check_request
 
 Tokens = npt.NDArray[np.int32]
 Slots = npt.NDArray[np.int64]

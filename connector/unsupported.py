@@ -4,6 +4,7 @@ Both checks run before anything changes. What they do not know they refuse: a mo
 passed over in silence could change KV without changing the tokens it is filed under.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -63,6 +64,11 @@ def check_request(
     _check_prompt(input_ids)
     for why in _request_faults(model, input_ids, arguments):
         raise UnsupportedRequestError(f"generate cannot be served from the cache: {why}")
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """The name of the cache among the model's inputs: transformers renamed past_key_values."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _model_faults(model: Any) -> Iterator[str]:
@@ -126,6 +132,8 @@ def _request_faults(
         yield "assistant_model rewrites the cache while it decodes"
     prepared, inputs = model._prepare_generation_config(given.get("generation_config"), **settings)
     yield from _decoding_faults(prepared)
+    if prepared.prefill_chunk_size is not None and cache_argument(model) != "cache":
+        yield "prefill_chunk_size: this transformers computes all pieces anew, whatever is cached"
     for name in inputs:
         yield f"{name} may change KV in ways that the tokens do not tell"
     mask = given.get("attention_mask")

@@ -48,14 +48,6 @@ class Failing(BaseStreamer):
     def end(self) -> None: ...
 
 
-class Toy(ToyDevice):
-    """Works in inference mode, as a CUDA device does, whichever mode the caller is in by then."""
-
-    def do(self, work: Callable[[], None]) -> None:
-        with torch.inference_mode():
-            super().do(work)
-
-
 class Bench:
     """A model, the replies it gives by itself, and a cached one whose device is a toy."""
 
@@ -67,7 +59,7 @@ class Bench:
         self._choose = choose
 
     def device_of(self, tensors: object) -> ToyDevice:
-        self.toy = Toy(self._choose, compute="caller")
+        self.toy = ToyDevice(self._choose, compute="caller")
         return self.toy
 
     def open(self) -> CachedModel:

@@ -319,10 +319,17 @@ def test_a_request_that_is_interrupted_leaves_nothing_behind(
         _check_accounts(cached)
 
 
-@pytest.mark.parametrize("fails_in", ["connector.copies", "tiers.movers"])
-@pytest.mark.parametrize("copies", ["gather", "scatter"])
+@pytest.mark.parametrize(
+    "fails",
+    [
+        "connector.copies.gather",
+        "connector.copies.scatter",
+        "tiers.movers.InPlace.store",
+        "tiers.movers.InPlace.load",
+    ],
+)
 def test_a_copy_that_is_interrupted_leaves_nothing_behind(
-    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, fails_in: str, copies: str
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise Interrupted
@@ -333,7 +340,7 @@ def test_a_copy_that_is_interrupted_leaves_nothing_behind(
         cached.generate(prompt, max_new_tokens=2, pad_token_id=0)
         cached.pool.free(cached.tree.evict(len(cached.tree) - 300))  # the rest is in DRAM alone
         with monkeypatch.context() as patch:
-            patch.setattr(f"rootcellar.{fails_in}.{copies}", interrupted)
+            patch.setattr(f"rootcellar.{fails}", interrupted)
             with pytest.raises(Interrupted):
                 cached.generate(doubled, max_new_tokens=2, pad_token_id=0)
         for again in (prompt, doubled):

@@ -18,6 +18,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from rootcellar.connector import unsupported
 from rootcellar.connector.unsupported import (
     UnsupportedModelError,
     UnsupportedRequestError,
@@ -130,6 +131,16 @@ def test_a_request_beyond_plain_decoding_is_refused(
 ) -> None:
     with pytest.raises(UnsupportedRequestError, match=why):
         check_request(make_model(), PROMPT, arguments)
+
+
+def test_a_prompt_in_pieces_is_refused_where_transformers_forgets_what_is_cached(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, arguments = make_model(), {"prefill_chunk_size": 64}
+    check_request(model, PROMPT, arguments)
+    monkeypatch.setattr(unsupported, "cache_argument", lambda _: "past_key_values")
+    with pytest.raises(UnsupportedRequestError, match="prefill_chunk_size"):
+        check_request(model, PROMPT, arguments)
 
 
 def test_settings_of_the_model_itself_count(make_model: MakeModel) -> None:

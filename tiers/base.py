@@ -14,10 +14,13 @@ from ..admission.base import Chain, Key, Tier
 
 if TYPE_CHECKING:
     from .dram import DramChunk
+    from .io.base import ChunkMeta
 
 __all__ = [
     "BesideJob",
     "ChainJob",
+    "ChunkFile",
+    "DirectLoad",
     "Key",
     "Load",
     "LoadState",
@@ -72,6 +75,30 @@ class Load:
     """The pinned chunks, one per key from start on; longer than stop - start after a cut."""
     missing: set[int] = field(default_factory=set[int])
     """Indices below stop whose read is still under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFile:
+    """A chunk as it lies on disk: its header, then what was stored, padded."""
+
+    path: str
+    meta: ChunkMeta
+
+
+@dataclass(slots=True, eq=False)
+class DirectLoad:
+    """Chunks keys[start:stop], lent as files to whoever reads and verifies them; owned by the
+    caller.
+
+    files: one per chunk from start on. Until complete_direct none is removed or written over to
+    make room. stop only shrinks, to start: then nothing of it may be served any more.
+    """
+
+    keys: Chain
+    start: int
+    stop: int
+    files: tuple[ChunkFile, ...]
+    done: bool = False
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

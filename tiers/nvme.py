@@ -17,7 +17,8 @@ from typing import Any
 
 from ..admission.base import Chain, EvictionOrder, Key, Tier
 from .account import DiskAccount
-from .chunk_file import CHUNKS, TRANSIENT, file_bytes, folder_name
+from .base import ChunkFile
+from .chunk_file import CHUNKS, TRANSIENT, chunk_path, file_bytes, folder_name
 from .dram import ChunkState, DramChunk, DramTier
 from .dropped import DroppedFolders
 from .events import EventLog
@@ -89,7 +90,10 @@ class NvmeTier:
         self.budget_bytes = budget_bytes
         self.bytes_written = 0
         self.corrupt_chunks = 0
+        self.direct_chunks = 0
+        """Served to whoever read their files."""
         self._io = io
+        self._root = str(root)
         self._namespace = namespace
         self._codec = codec
         self._dram = dram
@@ -101,6 +105,7 @@ class NvmeTier:
             budget_bytes, self._ledger, self._dropped, order, self._busy, self._evicted
         )
         self._reading: dict[Key, int] = {}
+        self._num_lent = 0
         self._first_job_id = 0  # of this generation
         self._generations = recovered.generations
         self._generation = recovered.generations.get(namespace) or time.time_ns()
@@ -129,6 +134,11 @@ class NvmeTier:
         row = self._own.table.row(key)
         assert row is not None
         return self._own.table.num_tokens(row), self._own.table.parent(row)
+
+    def file(self, key: Key) -> ChunkFile:
+        """Of a chunk that can be read from disk."""
+        meta = self._own.table.meta(key)
+        return ChunkFile(chunk_path(self._root, meta), meta)
 
     def touch(self, chain: Chain, stop: int, *, hits: int) -> None:
         """A request used chain[:stop]; `hits` of 1 counts as a hit on each."""
@@ -164,6 +174,7 @@ class NvmeTier:
             "free_bytes": self.free_bytes,
             "bytes_written": self.bytes_written,
             "corrupt_chunks": self.corrupt_chunks,
+            "direct_chunks": self.direct_chunks,
             "jobs_in_flight": self.jobs_in_flight,
             "reads_in_flight": self._ledger.count(ReadJob),
             "writes_in_flight": self._ledger.count(WriteJob),
@@ -210,6 +221,17 @@ class NvmeTier:
             lambda job_id: WriteJob(job_id, meta, chunk.slot, tuple(victims)), charge
         )
         return Planned.YES
+
+    def lend(self, file: ChunkFile) -> None:
+        """Somebody else reads the file of a chunk that is here: it stays until give_back()."""
+        key = file.meta.key
+        self._reading[key] = self._reading.get(key, 0) + 1
+        self._num_lent += 1
+
+    def give_back(self, file: ChunkFile, status: Status) -> None:
+        """They are done with it; status says how that ended, as of a read of our own."""
+        self._num_lent -= 1
+        self._judge(file.meta, status)
 
     @contextmanager
     def kept(self, keys: Sequence[Key]) -> Iterator[None]:
@@ -288,6 +310,7 @@ class NvmeTier:
 
     def check_integrity(self) -> None:
         self._account.check_integrity()
+        assert sum(self._reading.values()) == self._ledger.count(ReadJob) + self._num_lent
 
     def _busy(self, key: Key) -> bool:
         return key in self._reading or self._dram.anchors(key)
@@ -307,14 +330,17 @@ class NvmeTier:
     # Applying --------------------------------------------------------------------------------
 
     def _read_done(self, job: ReadJob, done: Completion) -> ReadDone:
-        key = job.meta.key
-        self._is_read(key)
-        if done.status not in (Status.OK, Status.UNAVAILABLE):
-            self.corrupt_chunks += 1
-            _log.warning("chunk %s on disk is bad (%s): dropped", key.hex(), done.status.name)
-            if job.meta.generation == self._generation:
-                self.drop(key, f"{done.status.name.lower()} on disk")
+        self._judge(job.meta, done.status)
         return ReadDone(job.slot, done.status)
+
+    def _judge(self, meta: ChunkMeta, status: Status) -> None:
+        """A read of the chunk's file ended so."""
+        self._is_read(meta.key)
+        if status not in (Status.OK, Status.UNAVAILABLE):
+            self.corrupt_chunks += 1
+            _log.warning("chunk %s on disk is bad (%s): dropped", meta.key.hex(), status.name)
+            if meta.generation == self._generation:
+                self.drop(meta.key, f"{status.name.lower()} on disk")
 
     def _is_read(self, key: Key) -> None:
         self._reading[key] -= 1

@@ -14,12 +14,14 @@ import torch
 
 from ..admission.base import Boundary, Key, Tier
 from .arena import ArenaAddress
-from .base import BesideJob, ChainJob, Load, LoadState, Lookup, StoreJob
+from .base import BesideJob, ChainJob, DirectLoad, Load, LoadState, Lookup, StoreJob
 from .beside import Beside
 from .chain import CheckedChain, check_keys
 from .config import StoreConfig
+from .direct_loading import DirectLoading
 from .errors import StoreClosedError
 from .events import ChunkEvent
+from .io.base import Status
 from .layout import Namespace
 from .load_times import NOT_WORTH_LOADING
 from .loading import NO_ROOM, Loading
@@ -44,6 +46,7 @@ class TieredStore:
         self._timeout_s = config.load_timeout_s
         self._cold = open_tiers(config, namespace)
         self._loading = Loading(self._cold, config.load_timeout_s)
+        self._direct = DirectLoading(self._cold)
         self._storing = Storing(self._cold)
         self._beside = Beside(self._cold)
         self._tensors = SlotTensors(self._cold.arena, self.layout)
@@ -124,6 +127,27 @@ class TieredStore:
             raise ValueError("complete_load was called twice for one load")
         self._loading.complete(load, used)
 
+    def prepare_direct(self, keys: Sequence[Key], start: int, max_chunks: int) -> DirectLoad | None:
+        """Lend the files of the first of keys[start:] that are on NVMe alone, up to max_chunks, for
+        the caller to read and to verify. Then complete_direct(), always.
+
+        None where admission would have any of them in DRAM, or they are not worth loading: like
+        keys[start:load.start], which are in DRAM, those are for prepare_load().
+        """
+        chain = self._chain(keys)
+        return self._direct.prepare(chain, _checked_start(start, chain), max_chunks)
+
+    def complete_direct(
+        self, load: DirectLoad, num_chunks: int, status: Status, *, used: bool = True
+    ) -> None:
+        """The files are the store's again. The first num_chunks of them were verified.
+
+        status: how the one after those ended. Unless it is OK, which is to say that nobody cared,
+        or UNAVAILABLE, that chunk is dropped. used: whether any served a request.
+        """
+        self._open_or_raise()
+        self._direct.complete(load, num_chunks, status, used)
+
     # Storing ---------------------------------------------------------------------------------
 
     def prepare_store(
@@ -187,6 +211,7 @@ class TieredStore:
         self.namespace = successor
         cold = self._cold
         self._loading.cut_all("the namespace was invalidated")
+        self._direct.cut_all()
         here = [chunk.key for chunk in cold.dram]
         cold.why_not.change_namespace(itertools.chain(here, cold.nvme.readable_keys()))
         cold.dram.clear(cold.policy.order(Tier.DRAM))
@@ -288,6 +313,7 @@ class TieredStore:
             self.flush(timeout_s)
         finally:
             self._closed = True
+            self._direct.close()
             self._cold.release.close()
 
     def __enter__(self) -> Self:
@@ -337,7 +363,7 @@ class TieredStore:
 
     def stats(self) -> dict[str, Any]:
         """Counters since opening and gauges of now, as plain numbers and dicts."""
-        return snapshot(self._cold, open_loads=len(self._loading))
+        return snapshot(self._cold, open_loads=len(self._loading) + len(self._direct))
 
     def check_integrity(self) -> None:
         """Raise AssertionError if any invariant is broken."""

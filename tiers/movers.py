@@ -13,9 +13,11 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..kernels import gather, scatter
+from ..kernels.cpu import gather_chunk, scatter_chunk
 from ..kernels.paged import PagedKV
 from .device import Device, Stream
 from .dma import Spans
@@ -24,6 +26,7 @@ from .planes import Integers, part_bytes, planes_of
 BATCHED_FROM_BYTES = 256 << 10
 """Pages of at least this size go over the link by themselves."""
 
+Bytes = npt.NDArray[np.uint8]
 Rows = Sequence[torch.Tensor]
 CopyRows = Callable[[Rows, Rows], None]
 """(targets, sources), rows of bytes, as many and as long on either side."""
@@ -100,13 +103,19 @@ class Mover(Protocol):
 
 
 class InPlace:
+    """Both ends are in main memory: one look at all of a batch serves every copy."""
+
     def store(self, lane: Lane, batch: Batch) -> None:
-        for copy, part in zip(batch.copies, batch.parts(), strict=True):
-            lane.stream.run(partial(_gather, Batch([copy], batch.planes), part[None]))
+        kv, parts = _checked_parts(batch)
+        for copy, part in zip(batch.copies, parts, strict=True):
+            n, first = copy.pages_per_chunk, copy.first
+            lane.stream.run(partial(gather_chunk, kv, copy.pages, part, n, first))
 
     def load(self, lane: Lane, batch: Batch) -> None:
-        for copy, part in zip(batch.copies, batch.parts(), strict=True):
-            lane.stream.run(partial(_scatter, part[None], Batch([copy], batch.planes)))
+        kv, parts = _checked_parts(batch)
+        for copy, part in zip(batch.copies, parts, strict=True):
+            n, first = copy.pages_per_chunk, copy.first
+            lane.stream.run(partial(scatter_chunk, part, kv, copy.pages, n, first))
 
 
 class Staged:
@@ -198,6 +207,15 @@ def _scatter(chunks: torch.Tensor, batch: Batch) -> None:
         places=_places(batch),
         planes=batch.planes,
     )
+
+
+def _checked_parts(batch: Batch) -> tuple[PagedKV, list[Bytes]]:
+    """The planes to move, and of each slot the bytes from where they begin."""
+    _check(batch, _pages(batch))
+    every = batch.planes == range(len(batch.kv.planes))
+    kv = batch.kv if every else batch.kv.part(batch.planes)
+    start = part_bytes(batch.kv, batch.pages_per_chunk, range(batch.planes.start))
+    return kv, [copy.slot.numpy()[start:] for copy in batch.copies]
 
 
 def _pages(batch: Batch) -> Integers:

@@ -55,15 +55,84 @@ def test_slots_allocated_by_the_page_are_copied_in_runs(
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("pages", [[4, 0, 7, 2, 5], [2, 3, 4], [0, 2, 4, 6], [6]])
+@given(data=st.data(), unit=st.sampled_from([1, 2, 16]))
+@settings(max_examples=100)
+def test_a_chunk_may_be_met_in_the_middle(way: Way, data: st.DataObject, unit: int) -> None:
+    per_chunk = 16 * data.draw(st.integers(2, 4))
+    whole = packed_case(num_pages=150, head_bytes=3, pages_per_chunk=per_chunk, num_chunks=2)
+    order = data.draw(st.permutations(range(150 // unit)) | st.just(range(150 // unit)))
+    slots = (np.array(order)[:, None] * unit + np.arange(unit)).reshape(-1)
+    first = unit * data.draw(st.integers(0, per_chunk // unit - 1))
+    count = data.draw(st.integers(1, min(len(slots), 2 * per_chunk - first)))
+    case = replace(whole, pages=slots[:count], places=np.arange(first, first + count))
+    found, expected = results(case, way)
+    assert found == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(data=st.data(), sizes=st.lists(st.sampled_from([4, 4, 6]), min_size=1, max_size=6))
+@settings(max_examples=100)
+def test_every_layer_may_have_memory_of_its_own(
+    way: Way, data: st.DataObject, sizes: list[int]
+) -> None:
+    alone = [packed_case(num_planes=1, num_pages=8, head_bytes=n, pages_per_chunk=1) for n in sizes]
+    kv = PagedKV(tuple(plane for case in alone for plane in case.kv.planes))
+    packed = packed_case(num_pages=1, head_bytes=kv.chunk_bytes(5), pages_per_chunk=1)
+    pages = data.draw(st.permutations(range(8)).map(lambda order: order[:5]) | st.just(range(5)))
+    memories = (*(case.memories[0] for case in alone), packed.memories[1])
+    case = Case(
+        kv, packed.chunks[:, : kv.chunk_bytes(5)], np.array(pages), np.arange(5), 5, None, memories
+    )
+    found, expected = results(case, way)
+    assert found == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_kv_serves_chunks_of_any_size_and_pages_in_any_units(way: Way) -> None:
+    whole = packed_case(num_pages=64, head_bytes=5, pages_per_chunk=48)
+    for per_chunk in (48, 32, 7):
+        for unit in (1, 2, 16, 1):
+            numbers = np.arange(64).reshape(-1, unit)[::-1].reshape(-1)[:per_chunk]
+            chunks = whole.chunks[:, : whole.kv.chunk_bytes(per_chunk)]
+            places = np.arange(per_chunk)
+            case = replace(
+                whole, chunks=chunks, pages=numbers, places=places, pages_per_chunk=per_chunk
+            )
+            found, expected = results(case, way)
+            assert found == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("pages", "first", "per_chunk"),
+    [
+        ([2, 3, 6, 7, 0, 1], 0, 8),
+        ([2, 3, 6, 7, 0, 1], 1, 8),
+        ([2, 3, 6, 7, 0, 1], 0, 7),
+        ([1, 2, 5, 6], 0, 8),
+        ([0, 1, 4, 6, 8, 9], 0, 8),
+        ([0, 1, 4, 5, 8], 0, 8),
+    ],
+)
+def test_pages_are_taken_in_pairs_only_where_both_ends_have_them_so(
+    way: Way, pages: list[int], first: int, per_chunk: int
+) -> None:
+    case = packed_case(num_pages=11, head_bytes=3, pages_per_chunk=per_chunk)
+    places = np.arange(first, first + len(pages))
+    found, expected = results(replace(case, pages=np.array(pages), places=places), way)
+    assert found == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("pages", [[4, 0, 7, 2, 5], [2, 3, 4], [0, 2, 4, 6], [6], [6, 7, 2, 3]])
 def test_keys_and_values_may_take_turns_page_by_page(way: Way, pages: list[int]) -> None:
     whole = packed_case(num_planes=1, num_pages=16, tokens=3, head_bytes=8, pages_per_chunk=3)
     (both,) = whole.kv.planes
     kv = PagedKV((both[::2], both[1::2]))
     places = np.arange(len(pages))
-    packed = packed_case(num_pages=1, head_bytes=kv.chunk_bytes(5), pages_per_chunk=1)
+    packed = packed_case(num_pages=1, head_bytes=kv.chunk_bytes(6), pages_per_chunk=1)
     memories = (whole.memories[0], packed.memories[1])
-    case = Case(kv, packed.chunks, np.array(pages), places, 5, None, memories)
+    case = Case(kv, packed.chunks, np.array(pages), places, 6, None, memories)
     found, expected = results(case, way)
     assert found == expected
 

@@ -186,6 +186,7 @@ def test_kernels_that_reach_slots_need_no_link() -> None:
     assert isinstance(mover_for(CpuDevice(), kv, pinned=False), InPlace)
 
 
+@pytest.mark.parametrize("name", ["in place", "batched"])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -196,13 +197,13 @@ def test_kernels_that_reach_slots_need_no_link() -> None:
         ({"slot": torch.zeros(47, dtype=torch.uint8)}, r"a slot of 47 bytes, must be at least 48"),
     ],
 )
-def test_batched_copies_that_would_write_elsewhere_are_refused_at_launch(
-    change: dict[str, Any], message: str
+def test_copies_that_would_write_elsewhere_are_refused_at_launch(
+    change: dict[str, Any], message: str, name: str
 ) -> None:
     device = ToyDevice(lambda _: 0, can_batch=True)
     stream = device.stream(urgent=True)
     copy = ChunkCopy(_rows(), np.array([0, 1]), torch.zeros(48, dtype=torch.uint8), 2)
     batch = Batch([replace(copy, **change)], range(3))
     with pytest.raises(ValueError, match=message):
-        Batched(device).load(Lane(stream, stream.empty(0)), batch)
+        _mover(name, device).load(Lane(stream, stream.empty(0)), batch)
     assert not stream.queue

@@ -39,6 +39,7 @@ from ..tiers.cuda_runtime import (
     current_device,
     current_pci_address,
 )
+from ..tiers.gpu_file import unusable
 from ..tiers.numa import gpu_node
 
 PROBE_S = 2.0
@@ -129,6 +130,7 @@ def _cuda() -> Iterator[Check]:
         yield _memlock(Status.WARN)
         yield _pinning(TorchRuntime(current_device()))
         yield _gpu_node(current_pci_address())
+        yield _direct_reads(unusable(current_device()))
         return
     advice = "to use a GPU: a driver that nvidia-smi sees and a torch built with CUDA"
     yield Check("cuda", Status.WARN, f"no device (torch CUDA: {torch.version.cuda})", advice)
@@ -136,6 +138,7 @@ def _cuda() -> Iterator[Check]:
     yield _memlock(Status.OK)
     yield Check("pinned DRAM", Status.OK, "without a GPU, nothing to pin for")
     yield _gpu_node(None)
+    yield _direct_reads("without a GPU, nothing to read into")
 
 
 def _cupy(when_missing: Status) -> Check:
@@ -176,6 +179,11 @@ def _gpu_node(pci_address: str | None) -> Check:
     node = gpu_node(pci_address)
     value = "no preference: unknown, or several" if node is None else str(node)
     return Check("NUMA node of the GPU", Status.OK, value)
+
+
+def _direct_reads(why_not: str) -> Check:
+    """Information only: the store measures for itself whether they are faster."""
+    return Check("NVMe straight to the GPU", Status.OK, why_not or "possible")
 
 
 def _unless_ok(status: Status, advice: str) -> str:

@@ -1,7 +1,7 @@
 """Copies between a model's cache, the page pool, and the store's slots.
 
     pool  <---- engine's stream ---->  cache  ---- write lanes ---->  slots
-                                              <---- load lanes -----
+                                              <---- load lanes -----  slots, or rows on the device
 
 The host waits for none of them but where it says so.
 """
@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +18,15 @@ import torch
 
 from ..kernels import PagedKV, gather, scatter
 from ..tiers.base import ChainJob, Key, Load, Tier
+from ..tiers.config import StoreConfig
 from ..tiers.device import Device
+from ..tiers.gpu_direct import DirectRead
 from ..tiers.loading import NO_ROOM
 from ..tiers.movers import ChunkCopy, aligned
 from ..tiers.store import TieredStore
 from ..tiers.transfer import CopyJob, Transfer
 from .arriving_cache import ArrivingKV
+from .direct_copies import open_direct
 
 _log = logging.getLogger(__name__)
 
@@ -35,16 +39,23 @@ Pages = npt.NDArray[np.int64]
 
 
 class ColdCopies:
-    """Owns what the store lends for a copy, pinned chunks or reserved slots, and gives it back
-    once: when a poll finds the copy done. The store must outlive it."""
+    """Owns what the store lends for a copy, pinned chunks, reserved slots or files that are read
+    into rows, and gives it back once: when a poll finds the copy done. The store must outlive it.
 
-    def __init__(self, store: TieredStore, device: Device) -> None:
+    config: the store's. place: where the KV of `device` is.
+    """
+
+    def __init__(
+        self, store: TieredStore, config: StoreConfig, device: Device, place: torch.device
+    ) -> None:
         self._store = store
         self._step = store.layout.chunk_tokens
         chunk_bytes = aligned(store.layout.chunk_bytes)
         staging_bytes = max(chunk_bytes, min(_STAGED_CHUNKS * chunk_bytes, _STAGED_BYTES))
         self._transfer = Transfer(device, staging_bytes=staging_bytes)
-        self._underway: dict[CopyJob, Load | ChainJob] = {}
+        # After the transfer, which cannot do without its buffers.
+        self._direct = open_direct(store, config, device, place)
+        self._underway: dict[CopyJob, Load | DirectRead | ChainJob] = {}
 
     @property
     def loading(self) -> bool:
@@ -53,16 +64,26 @@ class ColdCopies:
 
     def load(self, keys: Sequence[Key], kv: ArrivingKV) -> Counter[Tier]:
         """Extend `kv` by what the store holds of the chunks of `keys`; how many tokens come from
-        where. Waits until they are read from the disk, and copied only where DRAM is too small."""
+        where. Waits until they are read from the disk, and copied only where DRAM, or the rows, are
+        too few for all."""
         by_tier = Counter[Tier]()
         while (start := kv.num_tokens // self._step) < len(keys):
-            load = self._store.prepare_load(keys, start)
-            found = self._load(load, kv)
-            by_tier += found
-            if load.why_not != NO_ROOM or not found:
-                break
-            # DRAM cannot hold the whole run at once: what comes next needs these slots.
-            self._wait([job for job in self._underway if job.loads])
+            read = self._direct.begin(keys, start) if self._direct else None
+            if read:
+                by_tier += self._load_direct(read, keys, kv)
+                stop = read.load.start + len(read.load.files)
+                if kv.num_tokens < stop * self._step:
+                    break
+                full = Tier.NVME in self._store.lookup(keys, stop).tiers
+            else:
+                load = self._store.prepare_load(keys, start)
+                found = self._load(load, kv)
+                by_tier += found
+                if load.why_not != NO_ROOM or not found:
+                    break
+                full = True
+            if full:  # DRAM, or the rows: what comes next needs some of these
+                self._wait([job for job in self._underway if job.loads])
         return by_tier
 
     def store(self, keys: Sequence[Key], pages: PagedKV) -> None:
@@ -90,30 +111,54 @@ class ColdCopies:
     def close(self) -> None:
         """Wait until all is copied, then release the device. Idempotent."""
         with ExitStack() as last:
+            if self._direct:
+                last.callback(self._direct.close)
             last.callback(self._give_up)
             last.callback(self._transfer.close)
             self.wait()
 
-    def _load(self, load: Load, kv: ArrivingKV) -> Counter[Tier]:
+    def _load_direct(self, read: DirectRead, keys: Sequence[Key], kv: ArrivingKV) -> Counter[Tier]:
+        """While files are read, what DRAM has of the chunks before them comes from there."""
+        by_tier, first = Counter[Tier](), read.load.start
+        with ExitStack() as unused:
+            unused.callback(self._give_back, read, used=False)
+            if (start := kv.num_tokens // self._step) < first:
+                by_tier += self._load(self._store.prepare_load(keys[:first], start), kv)
+            if kv.num_tokens // self._step == first:  # else the device refused those
+                unused.pop_all()
+                by_tier += self._load(read, kv)
+        return by_tier
+
+    def _load(self, lent: Load | DirectRead, kv: ArrivingKV) -> Counter[Tier]:
         copies, job = list[ChunkCopy](), None
+        start = lent.start if isinstance(lent, Load) else lent.load.start
         try:
-            self._store.wait_load(load)
-            views = enumerate(self._store.load_views(load), load.start)
+            views = enumerate(self._views(lent), start)
             # The first tokens of the first chunk may be there already, from the page pool.
             copies = [self._copy(kv.pages, kv.num_tokens, index, view) for index, view in views]
             job = self._launch(copies)
         finally:
             if job is None:  # nothing of it is under way: the transfer has seen to that
-                self._store.complete_load(load, used=False)
+                self._give_back(lent, used=False)
         if job is None:
             return Counter()
-        self._underway[job] = load
+        self._underway[job] = lent
         by_tier = Counter[Tier]()
-        for tier, copy in zip(load.tiers, copies, strict=False):
+        tiers = lent.tiers if isinstance(lent, Load) else repeat(Tier.NVME)
+        for tier, copy in zip(tiers, copies, strict=False):
             by_tier[tier] += len(copy.pages)
         kv.extend(by_tier.total(), job)
         self.poll()
         return by_tier
+
+    def _views(self, lent: Load | DirectRead) -> list[torch.Tensor]:
+        """Of what arrived, once all is read and verified that will be."""
+        if isinstance(lent, Load):
+            self._store.wait_load(lent)
+            return self._store.load_views(lent)
+        assert self._direct is not None
+        self._direct.wait(lent)
+        return self._direct.views(lent)
 
     def _launch(self, copies: Sequence[ChunkCopy]) -> CopyJob | None:
         """None where the device refuses: whatever was to be loaded is a miss then."""
@@ -140,10 +185,17 @@ class ColdCopies:
 
     def _settle(self, copy: CopyJob, arrived: bool) -> None:
         lent = self._underway.pop(copy)
-        if isinstance(lent, Load):
-            self._store.complete_load(lent)
-        else:
+        if isinstance(lent, ChainJob):
             self._store.complete_store(lent, success=arrived)
+        else:
+            self._give_back(lent, used=True)
+
+    def _give_back(self, lent: Load | DirectRead, *, used: bool) -> None:
+        if isinstance(lent, Load):
+            self._store.complete_load(lent, used)
+        else:
+            assert self._direct is not None
+            self._direct.complete(lent, used)
 
 
 def copy_pages(

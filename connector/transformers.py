@@ -128,7 +128,7 @@ class CachedModel:
         device = device_of([self.pool.pages])
         self.tree = RadixTree()
         self.store = TieredStore(self._config, namespace)
-        self._copies = ColdCopies(self.store, device)
+        self._copies = ColdCopies(self.store, self._config, device, self.pool.pages.device)
 
     def _release(self) -> None:
         try:

@@ -36,6 +36,7 @@ def test_every_check_reports_a_status_and_a_value(tmp_path: Path) -> None:
         "memlock limit",
         "pinned DRAM",
         "NUMA node of the GPU",
+        "NVMe straight to the GPU",
         "shmem huge pages",
         "hugetlb pages",
         "MADV_POPULATE_WRITE",
@@ -172,11 +173,18 @@ def test_a_gpu_is_named_and_makes_its_own_limits_matter(monkeypatch: pytest.Monk
     monkeypatch.setattr(metadata, "distributions", lambda: iter(()))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (0, 0))
     monkeypatch.setattr(doctor, "TorchRuntime", lambda device: _Cuda(0))
-    cuda, cupy, memlock, pinned, node = doctor._cuda()
+    monkeypatch.setattr(doctor, "unusable", lambda device: f"not {device}")
+    cuda, cupy, memlock, pinned, node, direct = doctor._cuda()
     assert (cuda.status, cuda.value) == (Status.OK, "13.0: GPU one")
     assert (cupy.status, cupy.advice) == (Status.WARN, "pip install 'rootcellar[cuda13]'")
     assert memlock.status is Status.WARN
-    assert pinned.status is node.status is Status.OK
+    assert pinned.status is node.status is direct.status is Status.OK
+    assert direct.value == "not cuda:0"
+
+
+def test_direct_reads_are_possible_where_nothing_speaks_against_them() -> None:
+    assert doctor._direct_reads("").value == "possible"
+    assert doctor._direct_reads("no driver").value == "no driver"
 
 
 class _Cuda:

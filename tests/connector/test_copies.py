@@ -55,6 +55,7 @@ class Bench:
         self.model = model
         self.dram_chunks = 5
         self.hbm_tokens = 700
+        self.admission: type[Always] = Always
         self._path = path
         self._choose = choose
 
@@ -68,7 +69,8 @@ class Bench:
             nvme_path=self._path,
             nvme_bytes=64 * MIB,
             io="threads",
-            admission=Always,
+            admission=self.admission,
+            load_timeout_s=60.0,
         )
         self.cached = CachedModel(self.model, config, hbm_tokens=self.hbm_tokens)
         return self.cached

@@ -19,18 +19,16 @@ OPTIONS = ("-std=c++17", "--fmad=false")
 
 @cache
 def kernel(source: str, name: str, device_index: int) -> Any:
-    """The kernel `name` of csrc/`source`, for that device; compiled once per machine.
+    """The kernel `name` of csrc/`source`, for that device; each source is compiled once a process.
 
-    ImportError says what to install. What CuPy raises for a broken driver or compiler is passed on.
+    ImportError says what to install, or to set. What CuPy raises for a broken driver or compiler is
+    passed on.
     """
-    cupy = import_cupy()
-    with cupy.cuda.Device(device_index):
-        module = cupy.RawModule(code=source_text(source), options=OPTIONS)
-        return module.get_function(name)
+    return _module(source, device_index).get_function(name)
 
 
 def import_cupy() -> Any:
-    """ImportError names the extra that fits this torch."""
+    """ImportError names the extra that fits this torch, or what else keeps CuPy from starting."""
     try:
         return importlib.import_module("cupy")
     except ImportError as error:
@@ -38,15 +36,32 @@ def import_cupy() -> Any:
         raise ImportError(
             f"copies on a GPU need CuPy: pip install 'rootcellar[{extra}]'"
         ) from error
+    except OSError as error:
+        raise ImportError(
+            f"CuPy makes a folder for its own kernels ({error}): set CUPY_CACHE_DIR to one that"
+            " can be written"
+        ) from error
 
 
 def source_text(source: str) -> str:
     """csrc/`source` with our headers in place of their #include lines, each once.
 
-    One text, since the key of CuPy's cache on disk is made of the text alone: a changed header
-    would go unnoticed.
+    One text: a compiler that is given it finds everything in it.
     """
     return _expanded(CSRC / source, set())
+
+
+@cache
+def _module(source: str, device_index: int) -> Any:
+    # Not by CuPy's RawModule, which adds an option that makes small floats zero.
+    cupy = import_cupy()
+    with cupy.cuda.Device(device_index):
+        compiled, _ = cupy.cuda.compiler.compile_using_nvrtc(
+            source_text(source), OPTIONS, cache_in_memory=True
+        )
+        module = cupy.cuda.Module()
+        module.load(compiled)
+        return module
 
 
 def _expanded(path: Path, seen: set[Path]) -> str:

@@ -32,7 +32,9 @@ class CudaDevice:
         _cuda.current_stream(self._device).wait_event(event)
 
     def is_pinned(self, memory: torch.Tensor) -> bool:
-        return memory.is_pinned()
+        # torch looks where a tensor's storage begins, which for a slot may be the arena: that is
+        # pinned piece by piece, so the slot is asked for with a storage of its own.
+        return memory.is_cpu and torch.from_numpy(memory.numpy()).is_pinned()
 
     def copy_spans(self, spans: Spans) -> None:
         assert self._batch is not None

@@ -8,7 +8,7 @@ import torch
 from rootcellar.bench import device_sanitizer
 from rootcellar.bench.device_budget import Part
 from rootcellar.bench.device_scale import DRY
-from rootcellar.bench.device_section import Findings, Site
+from rootcellar.bench.device_section import Findings, Row, Site
 
 
 def measured(device: str = "cuda", seconds: float = 60) -> Findings:
@@ -74,6 +74,25 @@ def test_a_run_that_takes_too_long_is_ended_with_what_it_started_and_is_not_wron
     for pid in pids:
         while is_running(pid):
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(180.0, [60.0, 90.0, 180.0]), (60.0, [30.0, 30.0, 60.0])]
+)
+def test_each_check_has_its_share_of_what_is_left_or_what_it_needs_at_least(
+    seconds: float, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeouts_s = list[float]()
+
+    def run(tool: list[str], timeout_s: float) -> tuple[Row, str]:
+        timeouts_s.append(timeout_s)
+        return {"exit_code": 0}, ""
+
+    monkeypatch.setattr(device_sanitizer, "_run", run)
+    monkeypatch.setattr("shutil.which", lambda name, path: name)
+    site = Site(device=torch.device("cuda"), directory=Path(), seed=0, scale=DRY)
+    device_sanitizer.measure(site, Part(seconds, lambda fraction: None, clock=lambda: 0.0))
+    assert timeouts_s == expected
 
 
 def is_running(pid: str) -> bool:

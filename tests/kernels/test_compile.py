@@ -46,6 +46,16 @@ def test_every_recorded_source_is_there() -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES)
+def test_small_floats_are_not_made_zero(source: str, tmp_path: Path) -> None:
+    _nvcc_version()
+    text, output = tmp_path / source, tmp_path / "out.ptx"
+    text.write_text(source_text(source))
+    command = ["nvcc", *OPTIONS, "-arch=compute_90", "-ptx", "-o", str(output), str(text)]
+    subprocess.run(command, capture_output=True, check=True)
+    assert ".ftz" not in output.read_text()
+
+
+@pytest.mark.parametrize("source", SOURCES)
 def test_the_text_to_compile_needs_no_other_file(source: str) -> None:
     text = source_text(source)
     assert "#include" not in text

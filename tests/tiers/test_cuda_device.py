@@ -145,6 +145,28 @@ def test_memory_is_made_on_the_stream_that_will_use_it(
     assert (memory.dtype, memory.shape) == (torch.uint8, (7,))
 
 
+def test_a_slot_is_pinned_if_its_own_memory_is_not_if_the_arenas_first_is(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena = torch.zeros((2, 64), dtype=torch.uint8)
+    pinned = {arena[0].data_ptr()}
+
+    def is_pinned(tensor: torch.Tensor) -> bool:
+        """As torch does it."""
+        return tensor.is_cpu and tensor.untyped_storage().data_ptr() in pinned
+
+    monkeypatch.setattr(torch.Tensor, "is_pinned", is_pinned)
+    device = CudaDevice(DEVICE)
+    assert device.is_pinned(arena[0])
+    assert not device.is_pinned(arena[1])
+    pinned.add(arena[1].data_ptr())
+    assert device.is_pinned(arena[1])
+
+
+def test_memory_of_the_device_is_not_pinned(cuda: Cuda) -> None:
+    assert not CudaDevice(DEVICE).is_pinned(torch.empty(8, dtype=torch.uint8, device=META))
+
+
 def test_spans_go_to_the_driver_with_the_stream_that_runs(cuda: Cuda, batch: Batch) -> None:
     device, none = CudaDevice(DEVICE), np.empty(0, np.int64)
     assert device.can_batch

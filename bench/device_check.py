@@ -32,7 +32,7 @@ from __future__ import annotations
 import gc
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -72,12 +72,15 @@ def run(
     scale: Scale | None = None,
     command: Sequence[str] = (),
     progress: Progress | None = None,
+    ended: Callable[[Row], None] | None = None,
 ) -> dict[str, Any]:
     """Every section, within about `minutes`, files in a temporary folder of `directory`.
 
-    dry_run: on the CPU, in small, to see that all of it runs; no speed is judged. scale: other than
-    the usual. Returns a JSON document; `num_failed` counts sections that raised, or found bytes
-    that differ. ValueError for a wrong argument, or says what is missing to measure a GPU.
+    dry_run: on the CPU, in small, to see that all of it runs; no speed is judged.
+    scale: other than the usual. ended: called with each section as it ends.
+
+    Returns a JSON document; `num_failed` counts sections that raised, or found bytes that differ.
+    ValueError for a wrong argument, or says what is missing to measure a GPU.
     """
     where = Path() if directory is None else directory
     if not where.is_dir():
@@ -100,7 +103,11 @@ def run(
     shares = {name: share for name, (_, _, share) in SECTIONS.items()}
     budget = Budget(minutes * 60, shares, progress)
     with _quiet_cpu(dry_run):
-        sections = [_run_section(name, site, budget.begin(name)) for name in SECTIONS]
+        sections = list[Row]()
+        for name in SECTIONS:
+            sections.append(_run_section(name, site, budget.begin(name)))
+            if ended is not None:
+                ended(sections[-1])
     return document | {
         "taken_s": time.perf_counter() - start_s,
         "num_failed": sum(section["status"] == "failed" for section in sections),

@@ -141,7 +141,8 @@ def bench_device(
 ) -> None:
     """Kernels, link, decode beside write-down, and hits on a GPU, each next to its target.
 
-    Exit status 1 if a section failed or a byte differed.
+    Exit status 1 if a section failed or a byte differed. With --json, each section is also a line
+    on standard error as it ends: a crash in one loses none before it.
     """
     with _quiet_stdout(as_json), _progress("measuring", as_json) as progress:
         from .bench import device_check as program
@@ -153,6 +154,7 @@ def bench_device(
             seed=seed,
             command=["rootcellar", *sys.argv[1:]],
             progress=progress,
+            ended=(lambda row: print(json.dumps(row), file=sys.stderr)) if as_json else None,
         )
     _show(document, program.table, as_json)
     _exit_unless(not document["num_failed"])

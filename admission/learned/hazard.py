@@ -7,14 +7,19 @@ used until then to the time its place is taken. That is the hit density of LHD (
 Cidon, NSDI 2018) with the best horizon in place of an assumed one, so nothing is tuned to a trace.
 """
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
 from ..jit import jit
-from .records import AGES, EXTENSIONS, GAPS, TOUCHES, TURNS, Model
+from .records import AGES, EXTENSIONS, GAPS, TOUCHES, TURNS, Model, Table
 
 SHRINK = 100.0
 """Exposure at which a class counts as much as the model of its features."""
+UNSEEN = 0.02
+"""Hazard, at most, of an age that nothing is known of: more keeps in a large tier what is too old,
+less fills a small one with what is new."""
 FORGET = 0.97
 REFIT_EVERY = 128
 """Requests; with FORGET, counts halve in about 2,900."""
@@ -121,20 +126,42 @@ def _factor(model: Model, klass: int) -> float:
 
 @jit
 def _fit_base(model: Model, used: npt.NDArray[np.int64]) -> None:
-    all_events, all_exposure = np.zeros(AGES), np.zeros(AGES)
+    """By gap and age. A gap that little is known of has the common hazard, times its own level."""
     events, exposure = np.zeros((GAPS, AGES)), np.zeros((GAPS, AGES))
+    happened, ticks = 0.0, 0.0
     for klass in used:
         gap, factor = _feature(klass, 3), _factor(model, klass)
         for age in range(AGES):
-            all_events[age] += model.events[klass, age]
-            all_exposure[age] += model.exposure[klass, age]
+            happened += model.events[klass, age]
+            ticks += model.exposure[klass, age] * WIDTHS[age]
             events[gap, age] += model.events[klass, age]
             exposure[gap, age] += model.exposure[klass, age] * factor
-    for age in range(AGES):
-        anyway = (all_events[age] + 100 * 0.05) / (all_exposure[age] + 100)
-        for gap in range(GAPS):
-            rate = (events[gap, age] + 50 * anyway) / (exposure[gap, age] + 50)
+    common = _common_hazard(events, exposure, (happened + 1) / (ticks + 1000))
+    for gap in range(GAPS):
+        level = (events[gap].sum() + 10) / ((exposure[gap] * common).sum() + 10)
+        for age in range(AGES):
+            alike = 1 - (1 - common[age]) ** level
+            rate = (events[gap, age] + 50 * alike) / (exposure[gap, age] + 50)
             model.base[gap, age] = min(0.999, rate)
+
+
+@jit
+def _common_hazard(events: Table, exposure: Table, per_tick: float) -> Table:
+    """By age: the geometric mean over the gaps. In a plain one the heads that every request names
+    would outweigh all else, and whatever is new would seem to come back at once.
+
+    Before anything is known of an age its hazard is that of the age before, or what the mean over
+    all ages makes of its width: were it the same for all, the short, young ages would seem best.
+    """
+    common = np.zeros(AGES)
+    before = 0.0
+    for age in range(AGES):
+        unseen = max(before, min(UNSEEN, per_tick * WIDTHS[age]))
+        logs = 0.0
+        for gap in range(GAPS):
+            logs += math.log((events[gap, age] + 100 * unseen) / (exposure[gap, age] + 100))
+        before = common[age] = math.exp(logs / GAPS)
+    return common
 
 
 @jit

@@ -8,7 +8,7 @@ from .records import AGES, NONE, Model, Place, Rows, Table
 MARGIN = 1.5
 """A newcomer must be worth so much more than what it displaces: what little is gained by less is
 paid with many times the writes."""
-WRITE_ABOVE = 0.22
+WRITE_ABOVE = 0.25
 """Chance of use within a chunk's life on NVMe from which on it is written there."""
 PROMOTE_ABOVE = 4.0
 """By how much a chunk on NVMe must be worth more than the one DRAM would lose first."""

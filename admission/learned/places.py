@@ -9,7 +9,7 @@ from .hazard import age_bucket
 from .history import became_ghost, no_ghost
 from .records import HEAP_ENTRIES, NONE, Model, Place, Rows
 
-DRAW = 64
+DRAW = 256
 WRITES_OVER = 512.0
 """Ticks that the rate of arrivals is taken over."""
 
@@ -163,15 +163,17 @@ def _push_heap(model: Model, place: Place, row: int) -> None:
     sizes = place.sizes[0]
     if sizes.heap == HEAP_ENTRIES - 1:
         return
-    spare = HEAP_ENTRIES - 1
-    place.heap[spare] = row
-    place.keys[spare, 0], place.keys[spare, 1] = index_of(model, row), model.chunks[row].last
+    index, last = index_of(model, row), model.chunks[row].last
+    heap, keys = place.heap, place.keys
     hole = sizes.heap
     sizes.heap += 1
-    while hole > 0 and _before(place, spare, (hole - 1) // 2):
-        _move(place, (hole - 1) // 2, hole)
-        hole = (hole - 1) // 2
-    _move(place, spare, hole)
+    while hole > 0:
+        above = (hole - 1) // 2
+        if keys[above, 0] < index or (keys[above, 0] == index and keys[above, 1] <= last):
+            break
+        heap[hole], keys[hole, 0], keys[hole, 1] = heap[above], keys[above, 0], keys[above, 1]
+        hole = above
+    heap[hole], keys[hole, 0], keys[hole, 1] = row, index, last
 
 
 @jit

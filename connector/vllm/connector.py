@@ -12,7 +12,10 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorTransferResults,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     PromMetric,
@@ -28,8 +31,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
+from .failures import WorkerMeta
 from .manager import Manager
 from .metrics import unregister_metrics
 from .opening import open_store
@@ -38,6 +43,7 @@ from .shape import Shape, blocks_per_chunk, offloaded_groups
 from .spec import RootCellarSpec
 from .supported import check_engine
 from .underway import LoadsUnderWay
+from .worker import SlotWorker
 
 
 class RootCellarConnector(OffloadingConnector):
@@ -54,6 +60,8 @@ class RootCellarConnector(OffloadingConnector):
         self._told_at_reset: list[KVCacheEvent] = []
         if role is not KVConnectorRole.SCHEDULER:
             return
+        # Left to itself, vLLM fails a request whose load failed. It reads this when we are made.
+        vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
         config = build_offloading_config(with_spec, kv_cache_config)
         shape = Shape(
             groups,
@@ -75,6 +83,12 @@ class RootCellarConnector(OffloadingConnector):
         manager = self.scheduler.manager
         assert isinstance(manager, Manager)
         return manager
+
+    @property
+    def _slot_worker(self) -> SlotWorker:
+        worker = self.connector_worker.worker
+        assert isinstance(worker, SlotWorker)
+        return worker
 
     def on_new_request(self, request: Request) -> None:
         super().on_new_request(request)
@@ -102,6 +116,38 @@ class RootCellarConnector(OffloadingConnector):
         for job in meta.store_jobs.values():
             job.src_spec, job.dst_spec = self._manager.only_whole(job.src_spec, job.dst_spec)
         return meta
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Loads that failed are among those that ended, and named again: vLLM then computes what
+        they should have brought."""
+        loading = dict(self.connector_worker._load_jobs)  # without those that ended, afterwards
+        results = super().get_transfer_results(finished_req_ids)
+        failed = self._slot_worker.failed_jobs & loading.keys()
+        results.failed_recving = {loading[job_id] for job_id in failed}
+        return results
+
+    def build_connector_worker_meta(self) -> WorkerMeta | None:
+        # Follows get_transfer_results() in every step: what failed is told with its end.
+        told = super().build_connector_worker_meta()
+        if told is None:
+            return None
+        return WorkerMeta(told.completed_jobs, told.transfer_stats, self._slot_worker.take_failed())
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        # Before the parent completes what all ranks have told of: each as a success.
+        meta = connector_output.kv_connector_worker_meta
+        if isinstance(meta, WorkerMeta):
+            self._tell_failures(meta.failed_jobs)
+        super().update_connector_output(connector_output)
+
+    def _tell_failures(self, job_ids: set[int]) -> None:
+        jobs = self.scheduler._jobs
+        for job_id in job_ids & jobs.keys():  # a reset forgot the others
+            job = jobs[job_id]
+            if job.is_store:
+                self._manager.store_failed(job.keys, job.req_id)
+            else:
+                self._manager.load_failed(job.req_id)
 
     def reset_cache(self) -> bool | None:
         """The parent forgets the blocks of every chunk, so what is gone is told before it does."""

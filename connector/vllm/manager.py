@@ -53,6 +53,8 @@ class Manager(OffloadingManager):
         self._names = ChunkNames(store.namespace.digest)
         self._arena = store.arena_address
         self._requests: dict[str, RequestState] = {}
+        self._computes_all: set[str] = set()
+        """Requests of which a load failed: asked again, the answer must not be that load again."""
         self._lookups = Lookups(store, shape, timeout_s)
         self._metrics = Metrics(store, self._lookups)
         self._events = Events(store, events)
@@ -92,7 +94,10 @@ class Manager(OffloadingManager):
     def ask(self, req_id: str, num_computed_tokens: int) -> None:
         """The scheduler considers this request: find out what of its prefix can be had."""
         state = self._extended(req_id)
-        self._lookups.ask(state, num_computed_tokens // self._shape.chunk_tokens)
+        if req_id in self._computes_all:
+            self._lookups.common, self._lookups.num_hits = LookupResult.MISS, 0
+        else:
+            self._lookups.ask(state, num_computed_tokens // self._shape.chunk_tokens)
 
     def runs(self, req_id: str) -> None:
         """It has its place in HBM, and took what it wanted."""
@@ -128,11 +133,18 @@ class Manager(OffloadingManager):
             slots.update(zip(load.keys[load.start : load.stop], here, strict=True))
         return SlotSpec(self._arena, tuple([slots[key] for key in placed.keys]))
 
+    def load_failed(self, req_id: str) -> None:
+        """Workers could not fill the pages. The chunks are whole and stay, pinned until all have
+        told of the load and it is completed."""
+        self._computes_all.add(req_id)
+        loads = self._requests[req_id].loads
+        self._lookups.missed_chunks += sum(load.stop - load.start for load in loads)
+
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         state = self._requests[req_context.req_id]
         loads, state.loads = state.loads, []
         for load in loads:
-            self.store.complete_load(load)
+            self.store.complete_load(load, used=req_context.req_id not in self._computes_all)
         self._metrics.loaded(time.monotonic() - state.load_began_s)
         self._forget_if_done(req_context.req_id, state)
 
@@ -175,11 +187,17 @@ class Manager(OffloadingManager):
         storing.failed.update(g for g, kept in zip(groups, keep, strict=True) if not kept)
         return keep_groups(blocks, slots, chunks, keep)
 
+    def store_failed(self, keys: Collection[OffloadKey], req_id: str) -> None:
+        """Workers could not fill the slots: the chunks are forgotten when all have told of the
+        store and it is completed."""
+        storing = self._storing(keys, req_id)
+        storing.failed.update(group for group, _ in storing.jobs)
+
     def complete_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
     ) -> None:
         state = self._requests[req_context.req_id]
-        storing = next(s for s in state.storing if s.keys == keys)
+        storing = self._storing(keys, req_context.req_id)
         state.storing.remove(storing)
         self._complete(storing, success)
         self._metrics.stored(time.monotonic() - storing.began_s)
@@ -207,6 +225,7 @@ class Manager(OffloadingManager):
             # It may hold KV of before, and vLLM offers it all again, dropped windows included.
             state.outlived_reset = True
         self._requests = {i: s for i, s in self._requests.items() if not s.finished}
+        self._computes_all.clear()
         self._lookups.forget()
         now = self.store.namespace
         try:
@@ -249,6 +268,9 @@ class Manager(OffloadingManager):
                 jobs += [(group_id, self.store.prepare_store([key])) for key in hanging]
         return jobs
 
+    def _storing(self, keys: Collection[OffloadKey], req_id: str) -> Storing:
+        return next(s for s in self._requests[req_id].storing if s.keys == keys)
+
     def _stores(self) -> list[Storing]:
         """All that are under way."""
         return [storing for state in self._requests.values() for storing in state.storing]
@@ -260,3 +282,4 @@ class Manager(OffloadingManager):
     def _forget_if_done(self, req_id: str, state: RequestState) -> None:
         if state.finished and not state.loads and not state.storing:
             self._requests.pop(req_id, None)
+            self._computes_all.discard(req_id)

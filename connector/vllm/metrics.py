@@ -31,6 +31,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "hit_bytes": ("Bytes loaded, by the tier that had them.", ("tier",)),
     "missed_chunks": ("Chunks of requests that no tier had, or had in time.", ()),
     "stored_chunks": ("Chunks stored into DRAM.", ()),
+    "dropped_stores": ("Chunks whose copy into DRAM failed, or was given up.", ()),
     "promoted_chunks": ("Chunks read from NVMe that stayed in DRAM.", ()),
     "wasted_promotions": ("Promoted chunks that left DRAM without serving again.", ()),
     "refused_chunks": ("Chunks refused, by boundary and reason.", ("boundary", "reason")),
@@ -130,6 +131,7 @@ def _counters(stats: Mapping[str, Any]) -> Iterator[Sample]:
         yield "hit_tokens", (tier,), stats["hit_tokens"][tier]
         yield "hit_chunks", (tier,), stats["hit_chunks"][tier]
         yield "hit_bytes", (tier,), stats["hit_chunks"][tier] * stats["dram"]["slot_bytes"]
+    yield "dropped_stores", (), stats["dropped_stores"]
     yield "stored_chunks", (), stats["admitted_chunks"]
     yield "promoted_chunks", (), stats["promoted_chunks"]
     yield "wasted_promotions", (), stats["wasted_promotions"]

@@ -1,9 +1,12 @@
 """The worker's side of a transfer: the engine's pages and the slots of the shared arena.
 
-A transfer is checked before a byte moves, and what does not fit raises: it is a bug of ours, and
-the engine has no way to be told so. How bytes move, on a CPU or a GPU, is the tiers' transfer.
+A transfer is checked before a byte moves, and what does not fit raises: it is a bug of ours.
+Whatever else stops a transfer costs its chunks, not the engine. How bytes move, on a CPU or a GPU,
+is the tiers' transfer.
 """
 
+import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import numpy as np
@@ -25,6 +28,8 @@ from ...tiers.transfer import CopyJob, Transfer
 from .pages import PageLayout
 from .partial import fills_chunks
 from .slots import SlotSpec
+
+_log = logging.getLogger(__name__)
 
 MIN_STAGING_BYTES = 16 << 20
 """Of a staging buffer, if no chunk is larger. A transfer has four, in HBM that vLLM has not set
@@ -76,6 +81,10 @@ class SlotWorker(OffloadingWorker):
         self._transfer = transfer
         self._cuda = cuda
         self._job_ids: dict[CopyJob, int] = {}
+        self._not_begun: list[int] = []
+        """Jobs of which nothing is under way, or will be: get_finished() tells of them."""
+        self.failed_jobs: set[int] = set()
+        """That get_finished() told of, until taken: their pages or slots may hold anything."""
         self._address: ArenaAddress | None = None
         self._slots = torch.empty((0, 0), dtype=torch.uint8)
         """(num_slots, slot_bytes): all of the mapping."""
@@ -109,20 +118,34 @@ class SlotWorker(OffloadingWorker):
                 f"a store of {len(src_spec.block_ids)} blocks does not fill its "
                 f"{len(dst_spec.slots)} chunks of {self._layout.blocks_per_chunk} blocks"
             )
-        self._job_ids[self._transfer.store(self._copies(src_spec, dst_spec))] = job_id
+        self._begin(job_id, self._transfer.store, src_spec, dst_spec)
         return True
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
         # The request runs in a step after get_finished() has told of the load, so that no layer
         # waits for its own. What still zeroes these pages has been launched on the same stream.
         assert isinstance(src_spec, SlotSpec)
-        self._job_ids[self._transfer.load(self._copies(dst_spec, src_spec))] = job_id
+        self._begin(job_id, self._transfer.load, dst_spec, src_spec)
         return True
 
     def get_finished(self) -> list[TransferResult]:
         # vLLM asks in every step, and has steps without requests until all jobs are told of: so
         # stores that are not launched yet get their turn.
-        return [_result(self._job_ids.pop(job), job) for job in self._transfer.poll()]
+        ended = [(self._job_ids.pop(job), job) for job in self._transfer.poll()]
+        failed = self._not_begun + [job_id for job_id, job in ended if job.error is not None]
+        self._not_begun.clear()
+        self.failed_jobs.update(failed)
+        # vLLM would stop at anything but a success: to it, that a job has ended is one.
+        return [TransferResult(job_id, True) for job_id in failed] + [
+            TransferResult(job_id, True, job.num_bytes, job.taken_s)
+            for job_id, job in ended
+            if job.error is None
+        ]
+
+    def take_failed(self) -> set[int]:
+        """Those that failed since the last call."""
+        failed, self.failed_jobs = self.failed_jobs, set()
+        return failed
 
     def wait(self, job_ids: set[int]) -> None:
         # Called before a step that writes pages of these jobs; some may have been told of.
@@ -135,7 +158,26 @@ class SlotWorker(OffloadingWorker):
             self._transfer.poll()  # jobs keep the mapping, and nobody asks for them any more
         finally:
             self._job_ids.clear()
+            self._not_begun.clear()
             self._detach()
+
+    def _begin(
+        self,
+        job_id: int,
+        begin: Callable[[list[ChunkCopy]], CopyJob],
+        blocks: GPULoadStoreSpec,
+        slots: SlotSpec,
+    ) -> None:
+        try:
+            job = begin(self._copies(blocks, slots))
+        except ValueError:  # they do not fit together
+            raise
+        except Exception:
+            # The engine has its KV, or can compute it: only the transfer is lost.
+            _log.exception("a transfer was given up")
+            self._not_begun.append(job_id)
+        else:
+            self._job_ids[job] = job_id
 
     def _copies(self, blocks: GPULoadStoreSpec, slots: SlotSpec) -> list[ChunkCopy]:
         if slots.arena != self._address:
@@ -143,8 +185,7 @@ class SlotWorker(OffloadingWorker):
         return self._layout.copies(blocks, slots, self._slots)
 
     def _attach(self, address: ArenaAddress) -> None:
-        """TierError if this process cannot map the arena: no transfer can be done then, and there
-        is no answer but to raise that the engine would not take for success."""
+        """TierError if this process cannot map the arena: no transfer can be done then."""
         if address.slot_bytes < self._layout.slice_stop:
             raise ValueError(
                 f"slots have {address.slot_bytes} bytes, this rank needs {self._layout.slice_stop}"
@@ -171,11 +212,3 @@ def _staging_bytes(layout: PageLayout) -> int:
     return max(
         MIN_STAGING_BYTES, *(row_bytes(kv, n, range(len(kv.planes))) for kv in layout.groups)
     )
-
-
-def _result(job_id: int, job: CopyJob) -> TransferResult:
-    """Where a store was given up, its slots may hold anything, so it is no success. vLLM has no
-    answer to that but to stop."""
-    if job.error is not None:
-        return TransferResult(job_id, False)
-    return TransferResult(job_id, True, job.num_bytes, job.taken_s)

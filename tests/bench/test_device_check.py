@@ -206,6 +206,8 @@ def test_the_command_prints_one_document_and_fails_if_a_section_did(
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert (ended.value.code or 0) == code
-        document = json.loads(capsys.readouterr().out)
+        printed = capsys.readouterr()
+        document = json.loads(printed.out)
         assert document["num_failed"] == code
         assert document["command"] == ["rootcellar", *arguments]
+        assert json.dumps(document["sections"][0]) in printed.err.splitlines()

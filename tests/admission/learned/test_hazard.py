@@ -17,6 +17,7 @@ from rootcellar.admission.learned.records import AGES, NUM_CLASSES, Model, new_m
 
 NEW = class_of(False, 1, 0, 7, 0.0)
 AGAIN = class_of(False, 2, 0, 7, 5.0)
+EVERY_GAP = [class_of(False, 2, 0, 7, gap) for gap in (0.0, 1.0, 5.0, 20.0, 100.0, 300.0)]
 
 
 @given(st.floats(0, 1e7))
@@ -73,6 +74,47 @@ def test_a_class_without_a_past_is_taken_for_its_features() -> None:
     use_class(model, like_again)
     use_class(model, like_new)
     assert model.worth[like_again, 0] > 2 * model.worth[like_new, 0]
+
+
+def test_heads_that_every_request_names_do_not_speak_for_what_is_new() -> None:
+    model = new_model(8, 8)
+    head, rare = class_of(False, 9, 0, 7, 1.0), class_of(False, 2, 0, 7, 300.0)
+    for klass in (head, NEW, rare):
+        use_class(model, klass)
+    model.exposure[head, 0], model.events[head, 0] = 1000.0, 950.0
+    model.exposure[NEW], model.events[NEW, 12] = 1000.0, 200.0
+    refit(model)
+    assert model.hazard[head, 0] > 0.8
+    assert model.hazard[rare, 0] < 0.05
+
+
+def test_before_anything_is_known_a_chunk_is_worth_no_more_for_being_young() -> None:
+    model = new_model(8, 8)
+    use_class(model, NEW)
+    refit(model)
+    assert model.worth[NEW, 0] == pytest.approx(model.worth[NEW, 5], rel=0.1)
+    assert model.worth[NEW, AGES - 1] < 0.01 * model.worth[NEW, 0]
+
+
+def test_a_gap_that_few_ages_are_known_of_has_its_own_level_at_the_others() -> None:
+    model = new_model(8, 8)
+    for klass in EVERY_GAP:
+        use_class(model, klass)
+    model.exposure[EVERY_GAP], model.events[EVERY_GAP] = 1000.0, 20.0
+    eager, others = EVERY_GAP[-1], EVERY_GAP[:-1]
+    model.exposure[eager, 11:], model.events[eager, 11:] = 0.0, 0.0
+    model.events[eager, :11] = 200.0
+    refit(model)
+    assert model.hazard[eager, 12] > 2 * model.hazard[others, 12].max()
+
+
+def test_an_age_that_none_has_reached_is_taken_for_the_one_before() -> None:
+    model = new_model(8, 8)
+    for klass in EVERY_GAP:
+        use_class(model, klass)
+    model.exposure[EVERY_GAP, :11], model.events[EVERY_GAP, :11] = 1000.0, 200.0
+    refit(model)
+    assert model.hazard[EVERY_GAP, 11] == pytest.approx(model.hazard[EVERY_GAP, 10], rel=0.2)
 
 
 def test_the_chance_of_use_grows_with_the_horizon_and_shrinks_with_age() -> None:

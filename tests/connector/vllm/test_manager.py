@@ -84,6 +84,8 @@ class Request:
         self.slots: tuple[int, ...] = ()
         self.storing: list[tuple[list[OffloadKey], dict[OffloadKey, int]]] = []
         self.ended = False
+        self.computes_all = False
+        """A load of it failed."""
 
 
 class Engine(RuleBasedStateMachine):
@@ -119,6 +121,7 @@ class Engine(RuleBasedStateMachine):
             self.end(request)
         self.settle()
         assert self.manager._requests == {}
+        assert self.manager._computes_all == set()
         assert self.manager._lookups._ahead == 0
         stats = self.store.stats()
         assert (stats["open_loads"], stats["dram"]["slots_pinned"]) == (0, 0)
@@ -144,14 +147,22 @@ class Engine(RuleBasedStateMachine):
 
     # Rules -----------------------------------------------------------------------------------
 
-    @rule(session=st.integers(0, SESSIONS - 1), num_chunks=st.integers(1, LENGTH))
-    def serve(self, session: int, num_chunks: int) -> None:
+    @rule(
+        session=st.integers(0, SESSIONS - 1),
+        num_chunks=st.integers(1, LENGTH),
+        load_fails=st.booleans(),
+    )
+    def serve(self, session: int, num_chunks: int, load_fails: bool = False) -> None:
         """A request from its arrival to its end, with nothing in between."""
         request = self.receive(session, num_chunks)
         while not self.ask(request, run=True):
             self.store.flush(timeout_s=30)
         if request.loading:
+            if load_fails:
+                self.fail_load(request)
             self.complete_load(request)
+            if load_fails:
+                assert self.ask(request, run=True), "asked again, it need not wait"
         self.settle()  # so that DRAM has room for all of it
         self.offer(request, LENGTH)
         while request.storing:
@@ -194,6 +205,7 @@ class Engine(RuleBasedStateMachine):
             hits += 1
             wanted.append(key)
         assert self.manager.num_hits == hits
+        assert not (request.computes_all and hits), "the load that failed would fail again"
         for group in self.shape.groups:
             if group != self.shape.main and hits:  # a window of one chunk
                 key = request.keys[group.group_id][start + hits - 1]
@@ -218,9 +230,23 @@ class Engine(RuleBasedStateMachine):
     def loaded(self, data: Any) -> None:
         self.complete_load(data.draw(st.sampled_from(self.running("loading"))))
 
+    @precondition(lambda self: self.running("loading"))
+    @rule(data=st.data())
+    def not_loaded(self, data: Any) -> None:
+        """A worker could not fill the pages; another may still be at it."""
+        request = data.draw(st.sampled_from(self.running("loading")))
+        if not request.computes_all:
+            self.fail_load(request)
+
+    def fail_load(self, request: Request) -> None:
+        self.manager.load_failed(request.context.req_id)
+        request.in_hbm, request.computes_all = 0, True
+
     def complete_load(self, request: Request) -> None:
+        hits = self.store.stats()["hit_chunks"]
         self.manager.complete_load(set(request.loading), request.context)
         request.loading = []
+        assert (self.store.stats()["hit_chunks"] == hits) is request.computes_all
 
     @precondition(lambda self: self.free)
     @rule(data=st.data(), more=st.integers(1, LENGTH), lacking=st.integers(0, 4))
@@ -261,12 +287,17 @@ class Engine(RuleBasedStateMachine):
         self.complete_store(request, data.draw(st.integers(0, len(request.storing) - 1)), success)
 
     def complete_store(self, request: Request, index: int, success: bool) -> None:
-        """The workers wrote one of the stores under way, or will never."""
+        """The workers wrote one of the stores under way, or one of them could not."""
         keys, slots = request.storing.pop(index)
         for key, slot in slots.items():
             written = bytes_of(key) if success else bytes(CHUNK_BYTES)
             self.slot(slot)[:] = np.frombuffer(written, np.uint8)
-        self.manager.complete_store(set(keys), request.context, success=success)
+        if not success:
+            self.manager.store_failed(set(keys), request.context.req_id)
+        dropped = self.store.stats()["dropped_stores"]
+        self.manager.complete_store(set(keys), request.context)
+        if not success:
+            assert self.store.stats()["dropped_stores"] >= dropped + len(slots)
         if success:
             self.stored.update(slots)
 
@@ -304,6 +335,7 @@ class Engine(RuleBasedStateMachine):
         self.stored.clear()
         for request in self.requests:
             request.loading, request.storing, request.in_hbm = [], [], 0
+            request.computes_all = False
 
     @invariant()
     def holds(self) -> None:
@@ -339,6 +371,7 @@ class WindowEngine(Engine):
             if result is LookupResult.RETRY:
                 return False
             if result is LookupResult.HIT:
+                assert not request.computes_all
                 assert keys[index] in self.stored
                 if run:
                     self.load(request, [keys[index]])
@@ -392,6 +425,43 @@ def test_a_request_that_gave_up_waits_again_after_it_was_preempted() -> None:
     engine.manager.on_schedule_end(ScheduleEndContext([], [request.context.req_id]))
     assert not state.gave_up
     assert not state.answered
+    engine.teardown()
+
+
+def test_of_a_store_that_failed_nothing_is_kept_in_any_group() -> None:
+    engine = HybridEngine()
+    engine.open()
+    engine.reset()  # for a store without a chunk
+    request = engine.receive(0, 1)
+    context, (first, main, last) = request.context, [keys[0] for keys in request.keys.values()]
+
+    def admitted_by(*keys: OffloadKey, fails: bool) -> int:
+        before = int(engine.store.stats()["admitted_chunks"])
+        output: Any = engine.manager.prepare_store(keys, context)
+        assert output.keys_to_store == [*keys]
+        if fails:
+            engine.manager.store_failed(set(keys), context.req_id)
+        engine.manager.complete_store(set(keys), context)
+        return int(engine.store.stats()["admitted_chunks"]) - before
+
+    assert admitted_by(first, main, last, fails=True) == 0
+    assert admitted_by(main, fails=False) == 1
+    assert admitted_by(first, last, fails=True) == 0
+    assert admitted_by(first, last, fails=False) == 2
+    engine.teardown()
+
+
+def test_a_request_that_ends_while_its_load_fails_is_forgotten_by_a_reset() -> None:
+    engine = Engine()
+    engine.open()
+    request = engine.receive(0, 1)
+    while not engine.ask(request, run=True):
+        engine.store.flush(timeout_s=30)
+    assert request.loading
+    engine.manager.load_failed(request.context.req_id)
+    request.ended = True
+    engine.manager.on_request_finished(request.context)
+    engine.reset()
     engine.teardown()
 
 

@@ -62,9 +62,11 @@ def test_counters_tell_what_is_new_and_gauges_what_is_now(
     store.put(KEYS, [torch.ones(LAYOUT.shape(16), dtype=torch.uint8)] * 3)
     assert store.flush()
     store.get(KEYS)
+    store.complete_store(store.prepare_store([*KEYS, bytes([9]) * 32], 3), success=False)
     told.loaded(0.25)
     news = values(told)
     assert news["rootcellar:stored_chunks"] == {(): 3}
+    assert news["rootcellar:dropped_stores"] == {(): 1}
     assert news["rootcellar:hit_tokens"] == {("dram",): 48}
     assert news["rootcellar:nvme_written_bytes"][()] > 0
     assert news["rootcellar:used_bytes"][("dram",)] == 3 * 4096

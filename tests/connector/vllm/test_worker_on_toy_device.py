@@ -129,7 +129,7 @@ def test_a_store_that_waits_its_turn_gets_it_from_steps_without_requests(engine:
     worker.shutdown()
 
 
-def test_a_store_that_cannot_be_launched_is_no_success_and_others_go_on(
+def test_a_store_that_cannot_be_launched_is_told_of_as_failed_and_others_go_on(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = engine.worker()
@@ -139,17 +139,40 @@ def test_a_store_that_cannot_be_launched_is_no_success_and_others_go_on(
     engine.device.launches_left = None
     _submit_store(worker, 2, OTHER, engine.arena)
     worker.wait({1, 2})
-    assert _ended(worker) == [(1, False), (2, True)]
+    assert _ended(worker) == [(1, True), (2, True)]  # all that vLLM takes
+    assert [worker.take_failed(), worker.take_failed()] == [{1}, set()]
     assert engine.is_stored(OTHER)
     worker.shutdown()
 
 
-def test_a_load_that_cannot_be_launched_raises_and_is_not_told_of(engine: Engine) -> None:
+def test_a_store_that_fails_half_way_is_told_of_when_nothing_of_it_is_under_way(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = engine.worker()
+    both = Transfer([(0, [3, 1, 5, 4])], [2, 0])  # a launch of its own for each chunk
+    engine.device.launches_left = 3
+    with caplog.at_level(logging.CRITICAL):
+        _submit_store(worker, 1, both, engine.arena)
+    assert engine.device.streams[1].queue or engine.device.streams[2].queue
+    while not (ended := _ended(worker)):
+        engine.device.step()
+    assert ended == [(1, True)]
+    assert not any(stream.queue for stream in engine.device.streams[1:])
+    assert worker.take_failed() == {1}
+    worker.shutdown()
+
+
+def test_a_load_that_cannot_be_launched_is_told_of_as_failed_once(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     worker = engine.worker()
     engine.device.launches_left = 0
-    with pytest.raises(RuntimeError, match="refuses"):
-        worker.submit_load(1, CHUNK.into(engine.arena), CHUNK.pages)
+    with caplog.at_level(logging.CRITICAL):
+        assert worker.submit_load(1, CHUNK.into(engine.arena), CHUNK.pages)
     worker.wait({1})
+    assert worker.take_failed() == set(), "before it is told of, vLLM does not ask"
+    assert _ended(worker) == [(1, True)]
+    assert worker.take_failed() == {1}
     assert _ended(worker) == []
     worker.shutdown()
 

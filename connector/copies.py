@@ -184,10 +184,10 @@ class ColdCopies:
             self._settle(copy, arrived=False)
 
     def _settle(self, copy: CopyJob, arrived: bool) -> None:
-        lent = self._underway.pop(copy)
+        lent = self._underway.pop(copy, None)  # None: an interrupt came before it was noted
         if isinstance(lent, ChainJob):
             self._store.complete_store(lent, success=arrived)
-        else:
+        elif lent is not None:
             self._give_back(lent, used=True)
 
     def _give_back(self, lent: Load | DirectRead, *, used: bool) -> None:

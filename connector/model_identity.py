@@ -6,6 +6,7 @@ is made of the weights themselves, the whole configuration and what runs them.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
@@ -35,6 +36,10 @@ def model_namespace(
     commit = getattr(model.config, "_commit_hash", None) if trust_commit else None
     described: dict[str, Any] = json.loads(configuration_text(model))
     quantization = described.get("quantization_config")
+    extra = {"config": hashlib.sha256(configuration_text(model).encode()).hexdigest()}
+    if _hooks(model):
+        # What a hook computes nobody can tell: KV made with it is of use to this very model alone.
+        extra["hooks"] = os.urandom(16).hex()
     return Namespace(
         model=type(model).__name__,
         revision=f"{commit}+{weights_digest(model, _SAMPLES)}" if commit else weights_digest(model),
@@ -42,7 +47,7 @@ def model_namespace(
         rope=_rope_settings(described),
         backend=f"transformers {transformers.__version__}, {run_state(model)}",
         quantization=json.dumps(quantization, sort_keys=True) if quantization else None,
-        extra={"config": hashlib.sha256(configuration_text(model).encode()).hexdigest()},
+        extra=extra,
     )
 
 
@@ -59,6 +64,16 @@ def run_state(model: PreTrainedModel) -> str:
     config = model.config.get_text_config(decoder=True)
     precision = torch.get_float32_matmul_precision()
     return f"{config._attn_implementation}, {model.dtype}, {model.device.type}, {precision}"
+
+
+def _hooks(model: PreTrainedModel) -> list[int]:
+    """The identities of all functions that run with the model's modules."""
+    return [
+        id(hook)
+        for module in model.modules()
+        for kind in (module._forward_pre_hooks, module._forward_hooks)
+        for hook in kind.values()
+    ]
 
 
 def weights_digest(model: PreTrainedModel, samples: int | None = None) -> str:
@@ -79,8 +94,8 @@ class ModelWatch:
     """Tells whether a model may compute other KV than when the watch was made.
 
     In-place edits count up a tensor's version, save through `.data` (as PEFT merges do), so a few
-    elements of every tensor are compared too; only an edit through `.data` that spares all of
-    them goes unseen.
+    elements of every tensor are compared too. Unseen go an edit through `.data` that spares all of
+    them, what a hook reads, and attributes of modules that no configuration has.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -91,11 +106,12 @@ class ModelWatch:
         before, now = self._state, self._now()
         return before[:-1] != now[:-1] or not all(map(torch.equal, before[-1], now[-1]))
 
-    def _now(self) -> tuple[str, str, list[tuple[int, int, int]], list[torch.Tensor]]:
+    def _now(self) -> tuple[str, str, list[int], list[tuple[int, int, int]], list[torch.Tensor]]:
         tensors = list(_tensors(self._model).values())
         versions = [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
         samples = list(_samples_by_kind(tensors))
-        return configuration_text(self._model), run_state(self._model), versions, samples
+        text, state = configuration_text(self._model), run_state(self._model)
+        return text, state, _hooks(self._model), versions, samples
 
 
 def _tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:

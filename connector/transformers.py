@@ -10,6 +10,7 @@ Afterwards the KV of prompt and generated tokens (all but the last, whose KV nev
 the tree, and its full chunks are offered to the store.
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -43,6 +44,9 @@ from .unsupported import cache_argument, check_model, check_request
 Tokens = npt.NDArray[np.int32]
 Slots = npt.NDArray[np.int64]
 
+_NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
+_log = logging.getLogger(__name__)
+
 
 class CachedModel:
     """A transformers model whose generate() reuses the KV of every prefix it has seen.
@@ -50,7 +54,8 @@ class CachedModel:
     hbm_tokens: size of the page pool on the model's device, in tokens, at least 1.
     Raises UnsupportedModelError, before anything is opened, for a model whose KV cannot be reused
     rightly. Like the model itself, for one thread at a time. Weights edited between calls are
-    noticed, and make a new namespace. `store` is closed with this object.
+    noticed, and make a new namespace. `store` is closed with this object, which holds its directory
+    until then.
     """
 
     def __init__(self, model: PreTrainedModel, config: StoreConfig, *, hbm_tokens: int) -> None:
@@ -80,6 +85,7 @@ class CachedModel:
             raise StoreClosedError("generate was called on a closed CachedModel")
         check_request(self.model, input_ids, arguments)
         self._follow_model()
+        watch = self._watch  # another one, if a streamer of this call has one of its own made
         tokens = _as_int32(input_ids)
         keys = chunk_keys(tokens, self._namespace, salt=salt)
         self.store.observe(keys, len(tokens))
@@ -94,8 +100,8 @@ class CachedModel:
             computed = len(tokens) - by_tier.total()
             self.store.observe_prefill(computed, first_token.at_s - prefill_s)
         sequence = output if isinstance(output, torch.Tensor) else output.sequences
-        if not self._watch.changed():  # else part of the KV is another model's
-            self._keep(_as_int32(sequence)[: cache.get_seq_length()], keys, cache, salt)
+        if watch is self._watch and not watch.changed():  # else part of the KV is another model's
+            self._try_to_keep(_as_int32(sequence)[: cache.get_seq_length()], keys, cache, salt)
         if sequence is not output:  # the caller gets the cache, too, and may write to it
             self._copies.wait()
         self.last = Served.of(len(tokens), by_tier, first_token.at_s - start_s)
@@ -119,7 +125,6 @@ class CachedModel:
         self.close()
 
     def _open(self, namespace: Namespace) -> None:
-        self._namespace = namespace
         self._step = namespace.layout.chunk_tokens
         # Pages allocated in inference mode could not be written outside of it.
         with torch.inference_mode(False):
@@ -128,7 +133,12 @@ class CachedModel:
         device = device_of([self.pool.pages])
         self.tree = RadixTree()
         self.store = TieredStore(self._config, namespace)
-        self._copies = ColdCopies(self.store, self._config, device, self.pool.pages.device)
+        try:
+            self._copies = ColdCopies(self.store, self._config, device, self.pool.pages.device)
+        except BaseException:
+            self.store.close()
+            raise
+        self._namespace = namespace  # last: had anything failed, the next request opens again
 
     def _release(self) -> None:
         try:
@@ -159,7 +169,19 @@ class CachedModel:
 
         Chunks of the cold tiers may still be on their way into it.
         """
-        kv = ArrivingKV(self._namespace.layout, len(tokens), self.pool.pages.device)
+        room = self._namespace.layout, len(tokens), self.pool.pages.device
+        kv = ArrivingKV(*room)
+        try:
+            by_tier = self._fill(kv, tokens, keys, salt)
+        except _NO_MEMORY:
+            _log.warning("no memory for what is stored of a prompt: it is computed", exc_info=True)
+            kv, by_tier = ArrivingKV(*room), Counter()
+        return kv.cache(self.model.config), by_tier
+
+    def _fill(
+        self, kv: ArrivingKV, tokens: Tokens, keys: list[Key], salt: str | bytes | None
+    ) -> Counter[Tier]:
+        """How many tokens come from where."""
         by_tier = Counter[Tier]()
         with self._pinned_match(tokens[:-1], salt) as match:
             if match.num_tokens:
@@ -167,8 +189,7 @@ class CachedModel:
                 copy_pages(self._pages, match.slots, kv.pages, here, at_once=self._step)
                 kv.extend(match.num_tokens)
                 by_tier[Tier.HBM] = match.num_tokens
-        by_tier += self._copies.load(keys[: (len(tokens) - 1) // self._step], kv)
-        return kv.cache(self.model.config), by_tier
+        return by_tier + self._copies.load(keys[: (len(tokens) - 1) // self._step], kv)
 
     def _run(
         self,
@@ -185,6 +206,14 @@ class CachedModel:
         model: Any = self.model
         return model.generate(input_ids, **(arguments | ours))
 
+    def _try_to_keep(
+        self, tokens: Tokens, keys: list[Key], cache: DynamicCache, salt: str | bytes | None
+    ) -> None:
+        try:
+            self._keep(tokens, keys, cache, salt)
+        except _NO_MEMORY:
+            _log.warning("no memory to keep the KV of a reply", exc_info=True)
+
     def _keep(
         self, tokens: Tokens, keys: list[Key], cache: DynamicCache, salt: str | bytes | None
     ) -> None:
@@ -199,10 +228,11 @@ class CachedModel:
             new = np.arange(match.num_tokens, stop)
             try:
                 copy_pages(pages, new, self._pages, slots, at_once=self._step)
+                held = np.concatenate([match.slots, slots])
             except BaseException:
                 self.pool.free(slots)
                 raise
-            self.tree.insert(tokens[:stop], np.concatenate([match.slots, slots]), extra=salt)
+            self.tree.insert(tokens[:stop], held, extra=salt)
 
     def _admitted(self, num_tokens: int, num_held: int, chain: list[Key]) -> int:
         """How many of num_tokens may be in the tree, which holds num_held. Where not all fit, so

@@ -21,6 +21,7 @@ from .config import StoreConfig
 from .direct_loading import DirectLoading
 from .errors import StoreClosedError
 from .events import ChunkEvent
+from .forks import disown_in_children
 from .io.base import Status
 from .layout import Namespace
 from .load_times import NOT_WORTH_LOADING
@@ -37,7 +38,8 @@ class TieredStore:
 
     `keys` is always a chain, head first, as chunk_keys() makes it; start is the index of the first
     chunk offered or wanted. A CheckedChain is checked once, when it is made, any other sequence at
-    every call. Raises StoreClosedError after close().
+    every call. Raises StoreClosedError after close(), and in a process forked from the one that
+    opened it.
     """
 
     def __init__(self, config: StoreConfig, namespace: Namespace) -> None:
@@ -52,6 +54,7 @@ class TieredStore:
         self._tensors = SlotTensors(self._cold.arena, self.layout)
         self._closed = False
         self._observed: frozenset[Key] = frozenset()  # the request that was told of last
+        disown_in_children(self)
 
     # What is here ----------------------------------------------------------------------------
 
@@ -315,6 +318,9 @@ class TieredStore:
             self._closed = True
             self._direct.close()
             self._cold.release.close()
+
+    def disown(self) -> None:
+        self._closed = True
 
     def __enter__(self) -> Self:
         return self

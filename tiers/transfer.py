@@ -116,9 +116,10 @@ class Transfer:
                 f"a store of {len(short.pages)} pages, must be whole: {short.pages_per_chunk}"
             )
         job = self._job(False, copies, after)
-        if job.waiting:
-            self._queue.append(job)
         try:
+            self._jobs.append(job)
+            if job.waiting:
+                self._queue.append(job)
             self._launch_stores()
         except BaseException:  # an interrupt, say
             self._take_back(job)
@@ -137,6 +138,7 @@ class Transfer:
         """
         job = self._job(True, copies, after, by_layer=by_layer)
         try:
+            self._jobs.append(job)
             while job.waiting:
                 self._launch(job, self._load_lanes)
         except BaseException:
@@ -196,17 +198,15 @@ class Transfer:
         waiting = deque(in_batches(copies, self._staging_bytes, by_layer=by_layer))
         pinned = all(self._device.is_pinned(copy.slot) for copy in copies)
         events = (self._device.compute_event(), *after)
-        job = CopyJob(self._device, loads, pinned, events, waiting)
-        self._jobs.append(job)
-        return job
+        return CopyJob(self._device, loads, pinned, events, waiting)
 
     def _take_back(self, job: CopyJob) -> None:
         """Whoever asked for it gets no job to ask, and uses pages and slots again at once: nothing
         of it may be under way, or launched later, when this returns."""
         job.waiting.clear()
-        self._jobs.remove(job)
-        if job in self._queue:
-            self._queue.remove(job)
+        for jobs in (self._jobs, self._queue):
+            if job in jobs:
+                jobs.remove(job)
         self.wait([job])
 
     def _launch_stores(self) -> None:

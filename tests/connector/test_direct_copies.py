@@ -29,7 +29,7 @@ from rootcellar.tiers.store import TieredStore
 from rootcellar.tiers.toy import chunk_files
 from rootcellar.tiers.transfer import CopyJob, Transfer
 
-from .test_copies import CHUNK, MIB, Bench, Interrupted, MakeModel
+from .test_copies import CHUNK, MIB, Bench, Interrupted, MakeModel, before_layer
 
 MakeBench = Callable[..., "DirectBench"]
 
@@ -240,12 +240,12 @@ def test_of_a_run_that_ends_only_the_layers_are_waited_for(make_bench: MakeBench
     bench, prompt = make_bench(), _prompt(2 * CHUNK + 50)
     copying = list[bool]()
 
-    def note(*_: object) -> None:
+    def note() -> None:
         copying.append(any(stream.queue for stream in bench.toy.streams))
 
     with bench.fill(prompt):
         longer = torch.cat([prompt, _prompt(CHUNK, seed=1)], dim=1)
-        with bench.model.get_submodule("model.layers.1").register_forward_pre_hook(note):
+        with before_layer(bench.model, 1, note):
             bench.check_reply(longer, max_new_tokens=1)
         assert bench.nvme["direct_chunks"] == 2
         assert copying == [False, True], "the first layer waited for all of them"

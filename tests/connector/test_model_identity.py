@@ -64,7 +64,17 @@ def _change_configuration(model: PreTrainedModel) -> None:
     model.config.rms_norm_eps = 1e-3
 
 
+def _add_hook(model: PreTrainedModel) -> None:
+    model.get_submodule("model.layers.0").register_forward_hook(lambda *_: None)
+
+
+def _add_hook_before(model: PreTrainedModel) -> None:
+    model.get_submodule("model.layers.0").register_forward_pre_hook(lambda *_: None)
+
+
 EDITS: list[Edit] = [
+    _add_hook,
+    _add_hook_before,
     _add_in_place,
     _scale_behind_autograd,
     _replace_storage,
@@ -85,6 +95,15 @@ def test_an_edited_model_is_noticed_and_is_another(make_model: MakeModel, edit: 
     edit(model)
     assert watch.changed()
     assert _namespace(model) != before
+
+
+def test_a_model_with_hooks_has_a_namespace_that_no_other_process_gets(
+    make_model: MakeModel,
+) -> None:
+    model = make_model()
+    _add_hook(model)
+    assert not ModelWatch(model).changed()
+    assert _namespace(model) != _namespace(model)
 
 
 def test_generating_changes_nothing(make_model: MakeModel, family: str) -> None:

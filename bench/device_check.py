@@ -87,6 +87,8 @@ def run(
         raise ValueError(f"directory is {where}, must be an existing directory")
     if not minutes > 0:
         raise ValueError(f"minutes is {minutes}, must be above 0")
+    if seed < 0:
+        raise ValueError(f"seed is {seed}, must be at least 0")
     device = device_to_measure(dry_run=dry_run)
     site = Site(
         device=device, directory=where, seed=seed, scale=scale or (DRY if dry_run else FULL)

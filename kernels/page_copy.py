@@ -33,9 +33,13 @@ def checked(
     places: npt.ArrayLike | None,
     planes: range | None,
 ) -> PageCopy:
-    """ValueError says which argument is what, and what it must be. No repeats are looked for."""
-    if pages_per_chunk < 1:
-        raise ValueError(f"pages_per_chunk is {pages_per_chunk}, must be at least 1")
+    """ValueError, or TypeError for another kind of thing, says which argument is what, and what it
+    must be. No repeats are looked for."""
+    for name, given, kind in (("kv", kv, PagedKV), ("chunks", chunks, torch.Tensor)):
+        if not isinstance(given, kind):
+            raise TypeError(f"{name} is a {type(given).__name__}, must be a {kind.__name__}")
+    if not isinstance(pages_per_chunk, int) or pages_per_chunk < 1:
+        raise ValueError(f"pages_per_chunk is {pages_per_chunk!r}, must be an int of at least 1")
     part = _part(kv, planes)
     _check_chunks(chunks, part, pages_per_chunk)
     numbers = _indices("pages", pages, part.num_pages)
@@ -53,6 +57,8 @@ def checked(
 def _part(kv: PagedKV, planes: range | None) -> PagedKV:
     if planes is None:
         return kv
+    if not isinstance(planes, range):
+        raise TypeError(f"planes is {planes!r}, must be a range")
     if planes.step != 1 or not 0 <= planes.start < planes.stop <= len(kv.planes):
         raise ValueError(f"planes is {planes}, must be some of range(0, {len(kv.planes)}) in a row")
     return kv.part(planes)

@@ -52,6 +52,10 @@ class PagedKV:
     @classmethod
     def of_heads(cls, layers: Sequence[Sequence[torch.Tensor]]) -> Self:
         """A page per token of each layer's keys and values, (1, num_kv_heads, tokens, head_dim)."""
+        wrong = [states.shape for layer in layers for states in layer if states.shape[:-3] != (1,)]
+        if wrong or not layers:
+            found = f"hold {tuple(wrong[0])}" if wrong else "are none"
+            raise ValueError(f"layers {found}, must be (1, num_kv_heads, tokens, head_dim) each")
         planes = [states[0].transpose(0, 1)[:, None] for layer in layers for states in layer]
         return cls(tuple(map(_bytes, planes)), len(layers), planes[0].dtype)
 

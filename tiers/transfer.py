@@ -229,7 +229,9 @@ class Transfer:
         batch, lane, stream = job.waiting[0], lanes[0], lanes[0].stream
         lanes.rotate(-1)
         mover = mover_for(self._device, batch.kv, pinned=job.pinned)
-        if len(job.launched) < len(lanes):  # its first batch on this lane: those after are behind
+        # Its first batch on this lane, since lanes take turns and no other job of its direction is
+        # launched between two batches of one: those after are behind it.
+        if len(job.launched) < len(lanes):
             for event in job.after:
                 # Write lane waits for compute: the KV must be written. Load lane waits for compute:
                 # kernels under way may still read these pages, or have the memory they lie in.

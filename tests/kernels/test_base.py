@@ -219,7 +219,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"places": [0, -2]}, r"places\[1\] is -2, must be from 0 to 3"),
     ({"places": [0]}, "1 places, must be one for each of 2 pages"),
     ({"pages": [0] * 5, "places": None}, "5 pages, must be at most the 4 of chunks"),
-    ({"pages_per_chunk": 0}, "pages_per_chunk is 0, must be at least 1"),
+    ({"pages_per_chunk": 0}, "pages_per_chunk is 0, must be an int of at least 1"),
+    ({"pages_per_chunk": 4.0}, r"pages_per_chunk is 4\.0, must be an int"),
     ({"pages_per_chunk": 3}, "chunks has 20 bytes a row, must be at least 30"),
     ({"chunks": torch.zeros((2, 19), dtype=torch.uint8)}, "chunks has 19 bytes a row"),
     ({"planes": range(1, 3)}, r"planes is range\(1, 3\), must be some of range\(0, 2\)"),
@@ -273,3 +274,16 @@ def test_transformers_does_not_take_this_folder_for_hugging_faces_kernels() -> N
         check=True,
     )
     assert ran.stdout.strip() == "False"
+
+
+def test_another_kind_of_thing_is_named() -> None:
+    case = packed_case(head_bytes=5, pages_per_chunk=2, num_chunks=2)
+    swapped: Any = (case.chunks, [0, 1], case.kv)
+    with pytest.raises(TypeError, match="kv is a Tensor, must be a PagedKV"):
+        gather(*swapped, pages_per_chunk=2)
+    array: Any = case.chunks.numpy()
+    with pytest.raises(TypeError, match="chunks is a ndarray, must be a Tensor"):
+        scatter(array, case.kv, [0, 1], pages_per_chunk=2)
+    planes: Any = (0, 1)
+    with pytest.raises(TypeError, match=r"planes is \(0, 1\), must be a range"):
+        gather(case.kv, [0, 1], case.chunks, pages_per_chunk=2, planes=planes)

@@ -90,3 +90,14 @@ def test_planes_of_different_form_are_not_seen_as_one() -> None:
         (1, 4, 3, 3, 8),
         (1, 4, 3, 3, 8),
     ]
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 16, 64), (2, 16, 64), (1, 1, 2, 16, 64)])
+def test_heads_of_more_than_one_sequence_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"must be \(1, num_kv_heads, tokens, head_dim\)"):
+        PagedKV.of_heads([(torch.zeros(shape), torch.zeros(shape))])
+
+
+def test_no_layers_are_refused() -> None:
+    with pytest.raises(ValueError, match="layers are none"):
+        PagedKV.of_heads([])

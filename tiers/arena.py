@@ -46,10 +46,6 @@ class ArenaMapping:
         start = index * self.slot_bytes
         return self.buffer[start : start + self.slot_bytes]
 
-    def is_pinned(self, slot: int) -> bool:
-        """Whether the GPU reads and writes the slot by itself."""
-        return slot < self.pinned_slots
-
     @property
     def address(self) -> int:
         """Of the first slot in this process; page-aligned."""

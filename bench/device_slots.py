@@ -34,7 +34,7 @@ def slots(device: torch.device, size_bytes: int) -> Iterator[torch.Tensor]:
     try:
         if not arena.wait_touched(1, _PATIENCE_S):
             raise OSError(f"no {size_bytes} bytes of shared memory: {arena.populate_error}")
-        if pinner is not None and not (pinner.wait(_PATIENCE_S) and arena.is_pinned(0)):
+        if pinner is not None and not (pinner.wait(_PATIENCE_S) and arena.pinned_slots):
             raise OSError(f"{size_bytes} bytes cannot be pinned: see rootcellar doctor")
         yield torch.from_numpy(np.frombuffer(arena.buffer, np.uint8, size_bytes))
     finally:
